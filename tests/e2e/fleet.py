@@ -37,12 +37,12 @@ class Fleet:
         self.model = ""
         self._http = httpx.Client(base_url=server.url, timeout=TIMEOUT_S)
 
-    def start(self, job: TrainJob) -> None:
+    def start(self, job: TrainJob, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start the engines with a job, and wait until they answer."""
         job_text = {"yaml_as_string": job.as_yaml()}
         assert self._http.post("/sync_train_config", json=job_text).json()["success"]
         assert self._http.post("/start_engine").json()["success"]
-        self.wait(lambda status: status.engine_status == "ENGINE.ROLLING", START_TIMEOUT_S)
+        self.wait(lambda status: status.engine_status == "ENGINE.ROLLING", timeout_s)
         self.model = self.status().model or ""
 
     def close(self) -> None:
@@ -65,16 +65,12 @@ class Fleet:
         return self._http.get("/metrics").text
 
     def pid(self, replica: str) -> int:
-        """Return the id of the process that is the replica's engine."""
-        folder = str(self.server.folder / replica).encode()
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                parts = (process / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"--run-dir" in parts and parts[parts.index(b"--run-dir") + 1] == folder:
-                return int(process.name)
-        raise AssertionError(f"{replica} has no process")
+        """Return the id of the process that is the replica's engine. Of vLLM's processes, this is
+        the one that answers HTTP, and not its supervisor."""
+        log = self.server.folder / replica / "engine.log"
+        found = [pid for pid in map(int, _pids()) if _is_engine(pid, log)]
+        assert found, f"{replica} has no process"
+        return min(found)
 
     def signal(self, replica: str, number: signal.Signals) -> None:
         os.kill(self.pid(replica), number)
@@ -131,6 +127,29 @@ class Crowd:
         except httpx.HTTPError as error:
             self.errors.append(f"{sibling}: {error!r}")
             return False
+        if num > 1 and _needs_own_calls(response):
+            # As a proxy does: vLLM's new engine has not shown yet how it answers one choice.
+            group = sibling.partition("/")[0]
+            own = (self._call(http, session, f"{group}/{1 + index}", 1) for index in range(num))
+            return all(await asyncio.gather(*own))
         if response.status_code != 200:
             self.errors.append(f"{sibling}: {response.status_code} {response.text[:200]}")
         return response.status_code == 200
+
+
+def _needs_own_calls(response: httpx.Response) -> bool:
+    return response.status_code == 400 and response.json()["error"]["param"] == "n"
+
+
+def _pids() -> list[str]:
+    return [folder.name for folder in Path("/proc").glob("[0-9]*")]
+
+
+def _is_engine(pid: int, log: Path) -> bool:
+    """Return True if the process writes to the log file, and is not vLLM's supervisor."""
+    process = Path(f"/proc/{pid}")
+    try:
+        is_supervisor = b"process_supervisor" in (process / "cmdline").read_bytes()
+        return os.readlink(process / "fd/1") == str(log) and not is_supervisor
+    except OSError:  # it has ended, or belongs to another user
+        return False

@@ -33,29 +33,32 @@ def all_serve(status: EngineStatusReply) -> bool:
     return current == {("serving", status.weight_version)}
 
 
-async def killed_and_frozen(fleet: Fleet, crowd: Crowd, num_clients: int, versions: int) -> None:
+async def killed_and_frozen(
+    fleet: Fleet, crowd: Crowd, num_clients: int, versions: int, start_timeout_s: float = 60
+) -> None:
     """Run clients until `versions` versions were published. Meanwhile, kill one replica and freeze
-    another one."""
+    another one. Each restart of a replica may take `start_timeout_s` seconds."""
     clients = asyncio.create_task(crowd.run(num_clients))
     await version_reaches(fleet, versions // 4, 60)
     fleet.signal("replica-0", signal.SIGKILL)
     await in_thread(fleet, lambda status: status.replicas[0].restarts == 1, 10)
-    await in_thread(fleet, lambda status: status.replicas[0].state == "serving", 60)
+    await in_thread(fleet, lambda status: status.replicas[0].state == "serving", start_timeout_s)
     fleet.signal("replica-1", signal.SIGSTOP)
     await in_thread(fleet, lambda status: status.replicas[1].restarts == 1, 60)
-    await in_thread(fleet, lambda status: status.replicas[1].state == "serving", 60)
+    await in_thread(fleet, lambda status: status.replicas[1].state == "serving", start_timeout_s)
     await version_reaches(fleet, versions, 60)
     crowd.is_stopping = True
     await clients
     await in_thread(fleet, all_serve, 60)
 
 
-def check_versions(crowd: Crowd) -> None:
-    """Check that siblings that share a call were sampled with one version."""
+def check_versions(crowd: Crowd, more_than: int = 10) -> None:
+    """Check that siblings that share a call were sampled with one version, and that `more_than`
+    versions and one sampled groups."""
     assert len(crowd.versions) > 50
     mixed = {group: versions for group, versions in crowd.versions if len(versions) > 1}
     assert not mixed
-    assert len(set[int]().union(*(versions for _, versions in crowd.versions))) > 10
+    assert len(set[int]().union(*(versions for _, versions in crowd.versions))) > more_than
 
 
 def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Processes) -> None:
@@ -84,6 +87,23 @@ def test_embedded_replicas_are_killed_and_frozen_while_20_versions_are_published
     fleet.start(JOB.model_copy(update={"lr": 1e-5}))
     crowd = Crowd(fleet)
     asyncio.run(killed_and_frozen(fleet, crowd, num_clients=50, versions=20))
+    assert not crowd.errors
+    check_versions(crowd)
+    fleet.close()
+
+
+@pytest.mark.real
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_vllm_replicas_are_killed_and_frozen_while_versions_are_published(
+    processes: Processes,
+) -> None:
+    server = processes.server("--backend", "vllm", "--model", "demo", "--replicas", "2")
+    fleet = Fleet(server)
+    fleet.start(JOB.model_copy(update={"lr": 1e-5}), timeout_s=300)
+    crowd = Crowd(fleet)
+    work = killed_and_frozen(fleet, crowd, num_clients=16, versions=20, start_timeout_s=200)
+    asyncio.run(work)
     assert not crowd.errors
     check_versions(crowd)
     fleet.close()
