@@ -136,7 +136,7 @@ class WeightGate:
         """Make new calls wait until `release` is called or until `change` has changed the weights.
         Wait until no call is running, but at most `bound_s` seconds."""
         self._open.clear()
-        await self._wait_until_idle(bound_s)
+        await self.wait_until_idle(bound_s)
 
     def release(self) -> None:
         """Let calls pass again after `hold`, with the same weights as before."""
