@@ -25,6 +25,9 @@ Aggregation = Literal[
 MAX_BATCH_SIZE = 10_000
 """Largest `batch_size`. It is also the maximum number of groups that may wait on a server for a
 training step."""
+MAX_ASYNC_STEPS = 16
+"""Largest `async_steps`. With more batches ahead, hardly any token is trained by weights that are
+close to those that sampled the token."""
 LossUnit = Literal["call", "timeline", "episode"]
 WITH_REFERENCE = frozenset({"dpo", "kto"})
 """Demonstration losses that compare the policy with the reference policy."""
@@ -208,6 +211,11 @@ class TrainJob(SwarmSections):
     max_staleness: int = Field(default=4, ge=0)
     """Maximum age, in versions, of the weights that sampled a call. Calls of older weights are not
     trained, and a metric counts them."""
+    async_steps: int = Field(default=0, ge=0, le=MAX_ASYNC_STEPS)
+    """Number of batches that may be collected ahead of the running training step. With 0, clients
+    claim episodes between steps only. Otherwise, clients also claim episodes during a step, and
+    calls of weights that are more than `async_steps` versions old are not trained. No trained call
+    then has tokens of two versions."""
     logged_weight_bound: float = Field(default=2.0, gt=0)
     """Upper bound of the importance weights of logged groups, which an earlier run has sampled."""
     min_logged_ess: float = Field(default=0.5, ge=0, le=1)
@@ -237,6 +245,16 @@ class TrainJob(SwarmSections):
         """The job's setting `privacy`, or the default if the job does not set it. By default,
         nothing is redacted and everything is kept."""
         return self.privacy or PrivacySettings()
+
+    @property
+    def oldest_trained(self) -> int:
+        """Maximum age, in versions, of the weights that sampled a trained call. A job with
+        `async_steps` trains no call that is more than `async_steps` versions old.
+
+        >>> TrainJob().oldest_trained, TrainJob(async_steps=2).oldest_trained
+        (4, 2)
+        """
+        return min(self.async_steps, self.max_staleness) if self.async_steps else self.max_staleness
 
     @property
     def needs_reference(self) -> bool:

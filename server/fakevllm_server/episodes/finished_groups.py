@@ -64,9 +64,16 @@ class FinishedGroups:
         self._groups[group.group_id] = group
         self._versions[group.group_id] = group.version
 
-    def newest(self, num: int) -> list[str]:
-        """Return the ids of the `num` newest groups in the queue, in order of arrival."""
-        return list(self._groups)[-num:]
+    def next_batch(self, num: int, num_ahead: int = 0) -> list[str]:
+        """Return the ids of the `num` groups that the next step should take, in order of arrival.
+
+        These are groups among the `num` + `num_ahead` newest groups in the queue. Of them, the
+        groups of the oldest weights are taken, because these groups would become stale first. Among
+        groups of equal weights, the groups that came first are taken.
+        """
+        newest = list(self._groups)[-(num + num_ahead) :]
+        taken = set(sorted(newest, key=self._versions.__getitem__)[:num])
+        return [group_id for group_id in newest if group_id in taken]
 
     def remove(self, group_id: str) -> FinishedGroup:
         """Remove the group with this id from the queue, and return the group."""
@@ -78,7 +85,7 @@ class FinishedGroups:
 
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
         """Drop the stale model calls of the waiting groups. A call is stale if its weights are more
-        than `max_staleness` versions older than `version`.
+        than `oldest_trained` versions older than `version`.
 
         Groups that cannot be trained without these calls are dropped too. Return (ids of the
         dropped groups, number of dropped calls).
@@ -86,7 +93,7 @@ class FinishedGroups:
         dropped: list[str] = []
         num_calls = 0
         for group in self:
-            fresh, num_stale = keep_fresh(group, version, job.max_staleness)
+            fresh, num_stale = keep_fresh(group, version, job.oldest_trained)
             num_calls += num_stale
             if num_stale and why_not_pooled(fresh, job) is not None:
                 dropped.append(self.remove(group.group_id).group_id)

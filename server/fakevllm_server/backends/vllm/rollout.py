@@ -99,7 +99,8 @@ class VllmRollout:
         answer during the replacement.
 
         Without adapters, vLLM is paused for the replacement. Before the pause, running calls have
-        up to `DRAIN_BOUND_S` seconds to finish. Raise BackendError if the weights cannot be
+        up to `DRAIN_BOUND_S` seconds to finish, or the seconds that the engine's spec sets. Raise
+        BackendError if the weights cannot be
         replaced. The state after a failure depends on the cause:
 
         * If vLLM could not be paused but still works, vLLM continues with the old weights.
@@ -112,7 +113,8 @@ class VllmRollout:
             await self._adapters.serve(folder, version)
             await self._record_held_adapters()
             return
-        async with self._gate.change(version, DRAIN_BOUND_S, lambda: self._pause(client)):
+        bound_s = self._spec.drain_bound_s or DRAIN_BOUND_S
+        async with self._gate.change(version, bound_s, lambda: self._pause(client)):
             try:
                 await self._push(client, folder, version)
             except BackendError as failure:
@@ -264,6 +266,7 @@ class VllmRollout:
                 model.name,
                 rank,
                 were_held=self._has_held_adapters,
+                drain_bound_s=self._spec.drain_bound_s,
             )
         return Endpoint(
             self._socket,
