@@ -74,11 +74,20 @@ class EngineLifecycle:
         self._rolling_s = self.seconds_rolling(now)
         self.status, self.detail, self._since = to, detail, now
         self.agreement_status.moved(to, now)
+        self._wake_waiting()
+
+    def set_async_step_runs(self, runs: bool) -> None:
+        """Record that a training step begins or ends while the status stays ROLLING."""
+        self.async_step_runs = runs
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 
     async def next_move(self) -> None:
-        """Wait until the engine's status changes the next time."""
+        """Wait until the engine's status changes the next time, or until a step that does not
+        change the status begins or ends."""
         await self._moved.wait()
 
     def seconds_in_state(self, now: float) -> float:

@@ -464,7 +464,7 @@ class TrainLoop:
         """Make a training step while the status stays ROLLING. Clients claim and end episodes
         meanwhile. If the rollout engine dies, or the loop is stopped, the step is completed
         first."""
-        self._engine.async_step_runs = True
+        self._engine.set_async_step_runs(True)
         step = asyncio.create_task(self._train_step())
         step.add_done_callback(lambda _: self.notify())
         try:
@@ -474,7 +474,7 @@ class TrainLoop:
         finally:
             step.cancel()  # has no effect on a step that is done
             await asyncio.gather(step, return_exceptions=True)
-            self._engine.async_step_runs = False
+            self._engine.set_async_step_runs(False)
 
     async def _train_step(self) -> None:
         try:
