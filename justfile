@@ -47,6 +47,7 @@ long:
     pytest -n 0 -m 'long and not live and not clients and not real'
     .ci/clients .venv-clients -m clients tests/clients/test_faults.py
     .ci/real .venv-real -m 'real and long'
+    .venv-real/bin/python -m benchmarks.demo_engines
     python -m benchmarks.forest
     python -m benchmarks.opencode_sessions --seeds 1
     python -m benchmarks.opencode_sessions --seeds 1 --gated

@@ -34,6 +34,7 @@ from fakevllm.cli.options import (
     RunDir,
     SwarmKey,
     Trainer,
+    TrainerArguments,
 )
 from fakevllm.errors import UserError
 from fakevllm_runtime.commands import run_command
@@ -307,6 +308,7 @@ def demo(
     backend: EnginePair = "embedded",
     rollout: RolloutEngine = None,
     trainer: Trainer = None,
+    trainer_arg: TrainerArguments = None,
     lockstep: Lockstep = False,
     gated: Annotated[
         bool,
@@ -359,6 +361,7 @@ def demo(
                 samples=track_samples,
                 samples_every=track_samples_every,
             ),
+            trainer_args=tuple(trainer_arg or ()),
         )
         if run_demo(settings).failed_claims:
             raise typer.Exit(1)

@@ -49,3 +49,10 @@ Trainer = Annotated[
     str | None,
     typer.Option("--trainer", help="Engine that trains, instead of the pair's: embedded | verl."),
 ]
+TrainerArguments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trainer-arg",
+        help="Extra argument for the trainer, as --trainer-arg=ARG; repeatable.",
+    ),
+]

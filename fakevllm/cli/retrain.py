@@ -14,6 +14,7 @@ from fakevllm.cli.options import (
     LoggedDataset,
     RolloutEngine,
     Trainer,
+    TrainerArguments,
     Where,
 )
 from fakevllm_runtime.commands import run_command
@@ -66,10 +67,7 @@ def retrain(
         list[str] | None,
         typer.Option(help="Extra argument for the engine, as --engine-arg=ARG; repeatable."),
     ] = None,
-    trainer_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="Extra argument for the trainer, as --trainer-arg=ARG; repeatable."),
-    ] = None,
+    trainer_arg: TrainerArguments = None,
     parallel: Annotated[int, typer.Option(min=1, help="Groups scored at the same time.")] = 4,
     lockstep: Annotated[
         bool, typer.Option("--lockstep", help="Make two runs with one seed identical to the bit.")

@@ -75,6 +75,10 @@ def run_demo(settings: DemoSettings) -> Outcome:
     """Run the demo and return its results. Raises UserError if the demo cannot start or fails."""
     if settings.lockstep and settings.engines != EMBEDDED:
         raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
+    if settings.trainer_args and settings.engines.rollout == settings.engines.trainer:
+        raise UserError(
+            "--trainer-arg is for a trainer in a process of its own, as with --backend verl."
+        )
     _check_gate(settings)
     for name in settings.tracking.to:
         if name not in TRACKERS:
@@ -145,7 +149,7 @@ def _print_new(console: Console, lines: ProgressLines, snapshot: Snapshot) -> No
 
 def _resume_command(settings: DemoSettings) -> str:
     command = ["fakevllm", "demo", "--run-dir", str(settings.run_dir)]
-    command += ["--steps", str(settings.steps), *settings.engines.flags]
+    command += ["--steps", str(settings.steps), *settings.engine_flags]
     command += [] if settings.control == "none" else ["--control", settings.control]
     command += ["--lockstep"] if settings.lockstep else []
     command += ["--gated"] if settings.is_gated else []
@@ -215,7 +219,7 @@ def _prepare_run(
     release = release_section(folder) if settings.is_gated else None
     config.write_text(_toml(settings, server_port, proxy_port, job, release))
     model = ["--model", "demo"] if settings.engines.has_model else []
-    server = ["start", *settings.engines.flags, *model, "--port", str(server_port)]
+    server = ["start", *settings.engine_flags, *model, "--port", str(server_port)]
     server += ["--run-dir", str(folder), "--seed", str(settings.seed), *settings.tracking_flags]
     if settings.is_gated:
         (folder / HELD_OUT_FILE).write_text(held_out_rows())

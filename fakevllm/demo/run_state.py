@@ -48,6 +48,14 @@ class DemoSettings:
     """The hooks of the proxy."""
     tracking: TrackingSection = field(default_factory=TrackingSection)
     """Where the curves are written, and the tables of samples."""
+    trainer_args: tuple[str, ...] = ()
+    """Extra arguments for the trainer, if the trainer is a process of its own."""
+
+    @property
+    def engine_flags(self) -> list[str]:
+        """The flags that choose the engines, for the server and for `fakevllm demo`."""
+        arguments = (f"--trainer-arg={argument}" for argument in self.trainer_args)
+        return [*self.engines.flags, *arguments]
 
     @property
     def tracking_flags(self) -> list[str]:

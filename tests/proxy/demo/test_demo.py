@@ -197,6 +197,19 @@ def test_a_run_cannot_be_resumed_with_other_engines(tmp_path: Path) -> None:
         run_demo(DemoSettings(2, 0, "none", tmp_path, None, FAKE))
 
 
+def test_arguments_for_the_trainer_need_a_trainer_of_its_own(tmp_path: Path) -> None:
+    settings = DemoSettings(2, 0, "none", tmp_path, None, trainer_args=("--num-workers=2",))
+    with pytest.raises(UserError, match="--trainer-arg is for a trainer in a process of its own"):
+        run_demo(settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_server_of_the_demo_gets_the_arguments_for_the_trainer(tmp_path: Path) -> None:
+    verl = EngineChoice.resolve("verl")
+    settings = DemoSettings(2, 0, "none", tmp_path, None, verl, trainer_args=("--num-workers=2",))
+    assert settings.engine_flags == ["--backend", "verl", "--trainer-arg=--num-workers=2"]
+
+
 async def test_the_view_names_the_engines_that_are_starting(tmp_path: Path) -> None:
     booting = EngineStatusReply(engine_status=EngineStatus.BOOTING)
     async with ScriptedSwarm() as proxy:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
 from fakevllm_server.backends.embedded.decode.radix_tree import RadixTree
 
-REUSE_STEP = 32
+REUSE_STEP = 16
 """If only a part of a prompt is cached, the number of reused tokens is rounded down to a multiple
 of this number. Prompts can be prefilled together only if the same number of tokens is reused in
 each prompt. Without rounding, short prompts that have a few first tokens in common by chance would
-be prefilled one by one."""
+be prefilled one by one. With a larger number, the next turn of a session computes more of the
+tokens that are cached already."""
 
 
 class PrefixCache:
