@@ -321,6 +321,7 @@ class Client:
             await self._swarm.journal.flush()
             while not (condition() and self._is_idle):
                 await engine.next_move()
+                await self._swarm.journal.flush()  # drops are written after the step that made them
 
     @property
     def _is_idle(self) -> bool:

@@ -213,9 +213,8 @@ class TrainJob(SwarmSections):
     trained, and a metric counts them."""
     async_steps: int = Field(default=0, ge=0, le=MAX_ASYNC_STEPS)
     """Number of batches that may be collected ahead of the running training step. With 0, clients
-    claim episodes between steps only. Otherwise, clients also claim episodes during a step, and
-    calls of weights that are more than `async_steps` versions old are not trained. No trained call
-    then has tokens of two versions."""
+    claim episodes between steps only. Otherwise, clients also claim episodes during a step, and no
+    trained call has tokens of two versions. `max_staleness` must be at least as large."""
     logged_weight_bound: float = Field(default=2.0, gt=0)
     """Upper bound of the importance weights of logged groups, which an earlier run has sampled."""
     min_logged_ess: float = Field(default=0.5, ge=0, le=1)
@@ -245,16 +244,6 @@ class TrainJob(SwarmSections):
         """The job's setting `privacy`, or the default if the job does not set it. By default,
         nothing is redacted and everything is kept."""
         return self.privacy or PrivacySettings()
-
-    @property
-    def oldest_trained(self) -> int:
-        """Maximum age, in versions, of the weights that sampled a trained call. A job with
-        `async_steps` trains no call that is more than `async_steps` versions old.
-
-        >>> TrainJob().oldest_trained, TrainJob(async_steps=2).oldest_trained
-        (4, 2)
-        """
-        return min(self.async_steps, self.max_staleness) if self.async_steps else self.max_staleness
 
     @property
     def needs_reference(self) -> bool:

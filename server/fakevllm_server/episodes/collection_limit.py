@@ -3,8 +3,8 @@ running training step. This module does no I/O.
 
 A job with `async_steps = k` collects at most k batches beyond the batch of the running step. The
 limit keeps calls young. A group that is begun within the limit is trained at most k versions later,
-if the groups that were begun before it end in time. A group that takes longer may become stale. It
-is then dropped when a step chooses its groups, and not here.
+if the groups that were begun before it end in time. A group that takes longer may become older than
+the job's `max_staleness`. It is then dropped when a step chooses its groups, and not here.
 """
 
 from __future__ import annotations

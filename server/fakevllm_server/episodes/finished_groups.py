@@ -85,7 +85,7 @@ class FinishedGroups:
 
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
         """Drop the stale model calls of the waiting groups. A call is stale if its weights are more
-        than `oldest_trained` versions older than `version`.
+        than `max_staleness` versions older than `version`.
 
         Groups that cannot be trained without these calls are dropped too. Return (ids of the
         dropped groups, number of dropped calls).
@@ -93,7 +93,7 @@ class FinishedGroups:
         dropped: list[str] = []
         num_calls = 0
         for group in self:
-            fresh, num_stale = keep_fresh(group, version, job.oldest_trained)
+            fresh, num_stale = keep_fresh(group, version, job.max_staleness)
             num_calls += num_stale
             if num_stale and why_not_pooled(fresh, job) is not None:
                 dropped.append(self.remove(group.group_id).group_id)

@@ -167,7 +167,7 @@ class StepRunner:
         the pool of waiting groups, its stale calls were removed only in memory. Therefore they must
         be removed again.
         """
-        bound = self._job.oldest_trained
+        bound = self._job.max_staleness
         groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]
         return replace(batch, groups=groups)
 

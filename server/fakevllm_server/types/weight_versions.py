@@ -136,17 +136,20 @@ class WeightGate:
     @asynccontextmanager
     async def drained(self, bound_s: float | None) -> AsyncGenerator[None]:
         """Run the `with` block when no call is running, but wait at most `bound_s` seconds for
-        running calls. New calls wait until the block has ended. If `bound_s` is None, run the
-        block at once, while calls run and begin."""
+        running calls. New calls wait until the block has ended. After the block, the gate is open
+        or closed as before. If `bound_s` is None, run the block at once, while calls run and
+        begin."""
         if bound_s is None:
             yield
             return
+        was_open = self._open.is_set()
         self._open.clear()
         try:
             await self._wait_until_idle(bound_s)
             yield
         finally:
-            self._open.set()
+            if was_open or self._is_abandoned:
+                self._open.set()
 
     @contextmanager
     def swap(self, version: int) -> Generator[None]:

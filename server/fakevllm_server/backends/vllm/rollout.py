@@ -100,8 +100,8 @@ class VllmRollout:
 
         Without adapters, vLLM is paused for the replacement. Before the pause, running calls have
         up to `DRAIN_BOUND_S` seconds to finish, or the seconds that the engine's spec sets. Raise
-        BackendError if the weights cannot be
-        replaced. The state after a failure depends on the cause:
+        BackendError if the weights cannot be replaced. The state after a failure depends on the
+        cause:
 
         * If vLLM could not be paused but still works, vLLM continues with the old weights.
         * A child process that fails after the pause is ended, because its weights are unknown.
