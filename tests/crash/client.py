@@ -280,10 +280,12 @@ class Client:
         await self._wait_for_groups(self._async_steps)
 
     async def _wait_for_groups(self, num_ahead: int = 0) -> None:
-        query = f"SELECT COUNT(*) FROM groups WHERE group_id = ? AND state IN {ENDED}"
         while len(self._not_awaited) > num_ahead:
-            group_id = self._not_awaited.popleft()
-            await self._until(lambda: self._count(query, group_id) == 1)
+            await self._wait_for_group(self._not_awaited.popleft())
+
+    async def _wait_for_group(self, group_id: str) -> None:
+        query = f"SELECT COUNT(*) FROM groups WHERE group_id = ? AND state IN {ENDED}"
+        await self._until(lambda: self._count(query, group_id) == 1)
 
     async def until_task_ended(self, task: str, num_episodes: int) -> None:
         """Wait until the task's episodes are trained or dropped.

@@ -160,9 +160,7 @@ async def test_no_call_waits_at_the_gate_of_an_engine_that_is_gone() -> None:
         await (await started_call(gate))
 
 
-async def test_new_weights_wait_for_running_calls_and_calls_of_that_time_get_only_the_new_ones() -> (
-    None
-):
+async def test_new_weights_wait_for_running_calls_and_new_calls_get_only_new_weights() -> None:
     gate = WeightGate()
 
     async def publish() -> None:
