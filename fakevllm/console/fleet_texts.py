@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fakevllm.console.page_renderer import time_text
+from fakevllm.console.sources.engine_loads import EngineLoad
 from fakevllm.console.sources.server_status import ServerView
 from fakevllm.overwatch.formatting import format_duration
 from fakevllm.overwatch.snapshot import Batch, ClientActivity
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.status_rows import ENGINE_STATES
+from fakevllm_adapters.protocol.replica_text import replica_state
 from fakevllm_adapters.protocol.run_finished import describe_closed_run
-from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, ReplicaStatus
 
 RECENT_START_S = 600.0
 """Seconds after a start of the server in which the page Now mentions the start at its top."""
@@ -72,6 +74,9 @@ def engine_rows(view: ServerView) -> Iterator[EngineRow]:
     status = view.status
     if status is None or status.engine_status is EngineStatus.OFFLINE:
         return
+    if status.replicas:
+        yield from _replica_rows(status.replicas, view.loads)
+        return
     state = ENGINE_STATES[status.engine_status]
     for load in view.loads:
         name = f"engine {load.name}"
@@ -79,6 +84,17 @@ def engine_rows(view: ServerView) -> Iterator[EngineRow]:
         yield EngineRow(name, state, status.weight_version, running, waiting)
     if not view.loads:
         yield EngineRow("engine", state, status.weight_version, UNKNOWN, UNKNOWN)
+
+
+def _replica_rows(
+    replicas: Iterable[ReplicaStatus], loads: Iterable[EngineLoad]
+) -> Iterator[EngineRow]:
+    """Yield one row for each rollout replica."""
+    waiting = {load.name: str(load.num_waiting) for load in loads}
+    for replica in replicas:
+        state = replica_state(replica.model_dump())
+        queue = waiting.get(replica.name, UNKNOWN)
+        yield EngineRow(replica.name, state, replica.version, str(replica.running), queue)
 
 
 def client_rows(clients: Iterable[ClientActivity]) -> Iterator[tuple[str, str, str]]:

@@ -238,6 +238,7 @@ class Pipeline:
         draft = context.draft
         if self._hooks is not None:  # without hooks, the place is computed after the answer
             place = draft.place()
+            draft.request.session = None if place is None else place.session_id
             if self._on_placed is not None:
                 self._on_placed(draft.request.id, place, draft.question)
         if self._arms is not None:

@@ -8,7 +8,7 @@ threshold therefore raises one alarm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fakevllm.guard.detectors import (
@@ -18,6 +18,7 @@ from fakevllm.guard.detectors import (
     REWARD,
     REWARD_THEN,
     REWARD_THEN_ERROR,
+    WITHOUT_FIRST_STEPS,
 )
 from fakevllm.guard.trends import Trend
 
@@ -42,6 +43,14 @@ class GuardRules:
     window_steps: int = 10
     reward_width: float = 1.0
     """Largest reward minus smallest reward that the hook can return."""
+
+    def new_trend(
+        self, figure: str, first: Sequence[float] = (), latest: Sequence[float] = ()
+    ) -> Trend:
+        """Return the trend of a figure with these values. A figure that is compared with a fixed
+        threshold needs no first steps."""
+        num_first = 0 if figure in WITHOUT_FIRST_STEPS else self.baseline_steps
+        return Trend(num_first, self.window_steps, first, latest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +112,10 @@ class DetectorBank:
         """Add the figures of a step, and return the alarms that begin with it. `figures` are the
         metrics of the run log and those of `answer_figures`. A figure may be absent."""
         self.newest_version = max(self.newest_version, version)
-        sizes = (self.rules.baseline_steps, self.rules.window_steps)
         for name in sorted(_STEP_FIGURES & figures.keys()):
-            self.trends.setdefault(name, Trend(*sizes)).add(figures[name])
+            if name not in self.trends:
+                self.trends[name] = self.rules.new_trend(name)
+            self.trends[name].add(figures[name])
         return self._look(step, version, self.trends)
 
     def held_out_measured(self, step: int, mean: HeldOutMean) -> list[Alarm]:

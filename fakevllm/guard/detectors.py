@@ -19,6 +19,9 @@ ENTROPY, REWARD, LENGTH = "entropy", "reward_mean", "response_length_mean"
 IDENTICAL, EQUAL, REFUSALS = "identical_siblings", "equal_answers", "refusals"
 TOOL_ERRORS, AGREEMENT = "tool_errors", "judge_agreement"
 """Figures of `answer_figures`."""
+WITHOUT_FIRST_STEPS = frozenset({AGREEMENT})
+"""Figures that are compared with a fixed threshold, and not with those of the first steps. When all
+answers get the same reward, a step has no agreement any more, so the detector must not wait."""
 HELD_OUT, REWARD_THEN = "held_out", "reward_at_held_out"
 """Mean reward on held-out rows, and mean training reward at the time of that evaluation, both as a
 share of the width of the reward range. These trends have one first and one latest value."""

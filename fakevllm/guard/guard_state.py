@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter, ValidationError
 
 from fakevllm.guard.detector_bank import Alarm, DetectorBank, EvaluatedVersion, GuardRules
-from fakevllm.guard.trends import Trend
 
 MAX_PENDING = 16
 """Maximum number of actions that wait to be carried out. Each detector has at most one, unless its
@@ -85,7 +84,7 @@ def restored(text: str | None, run_id: str, rules: GuardRules) -> GuardState:
     if stored.run_id != run_id:
         return state
     for name, (first, latest) in stored.trends.items():
-        bank.trends[name] = Trend(rules.baseline_steps, rules.window_steps, first, latest)
+        bank.trends[name] = rules.new_trend(name, first, latest)
     bank.evaluated = stored.evaluated
     bank.newest_version, bank.ignored_up_to = stored.newest_version, stored.ignored_up_to
     bank.active = {one.detector: one for one in stored.active if one.detector in rules.thresholds}

@@ -21,6 +21,7 @@ from fakevllm.overwatch.history import LogLine
 from fakevllm.overwatch.metrics_table import metrics_table
 from fakevllm.overwatch.snapshot import Snapshot
 from fakevllm.overwatch.tables import clients_table, running_table, tasks_table
+from fakevllm_adapters.protocol.replica_text import replica_line
 from fakevllm_adapters.protocol.run_finished import FINISHED
 
 TWO_COLUMNS_FROM = 100
@@ -118,6 +119,9 @@ def _head(snapshot: Snapshot) -> Iterator[Text]:
             yield Text(f"the data below is {age} old", "yellow")
     if snapshot.detail is not None:
         yield Text(clean(snapshot.detail), "yellow")
+    for replica in snapshot.replicas:
+        colour = "dim" if replica.state == "serving" else "yellow"
+        yield Text(clean(f"{replica.name}: {replica_line(replica.model_dump())}"), colour)
 
 
 def _step(snapshot: Snapshot) -> str:

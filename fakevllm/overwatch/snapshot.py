@@ -16,7 +16,7 @@ from fakevllm.overwatch.formatting import parse_seconds
 from fakevllm.overwatch.history import EvaluationRewards, History, LogLine, Step
 from fakevllm_adapters.protocol.batch_status import PoolInformation
 from fakevllm_adapters.protocol.packed_numbers import jsonable_number
-from fakevllm_adapters.protocol.swarm import EngineStatusReply
+from fakevllm_adapters.protocol.swarm import EngineStatusReply, ReplicaStatus
 
 AWAY = "AWAY"
 """State of a server whose last poll failed, because the server does not answer or refuses this
@@ -139,6 +139,8 @@ class Snapshot:
     """Unix time of the last successful poll; None if no poll has succeeded yet."""
     detail: str | None = None
     """Error that the server reports; None if there is no error."""
+    replicas: Sequence[ReplicaStatus] = ()
+    """The server's rollout replicas; empty if it has one rollout engine."""
     closed: str | None = None
     """Reason why the run takes no more training steps; None while the run takes steps."""
     step: int | None = None
@@ -216,6 +218,7 @@ def build_snapshot(
         state=str(status.engine_status).removeprefix("ENGINE."),
         seen_at=at,
         detail=status.engine_status_detail,
+        replicas=status.replicas,
         closed=status.closed,
         step=status.global_step,
         version=status.weight_version,

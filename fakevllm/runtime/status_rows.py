@@ -8,6 +8,7 @@ from datetime import datetime
 
 from fakevllm.runtime.admin_client import FAN_OUT_NO_HOOKS, FAN_OUT_ON, FAN_OUT_PAUSED, Json
 from fakevllm.runtime.plurals import counted
+from fakevllm_adapters.protocol.replica_text import replica_line
 
 RUN_ID_CHARS = 8
 """Number of characters of a run's id to print."""
@@ -44,6 +45,8 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
     yield "engine", f"trains and {state}" if trains else state
     if detail := engine.get("engine_status_detail"):
         yield "engine detail", str(detail)
+    for replica in engine.get("replicas") or ():  # older servers do not send it
+        yield replica["name"], replica_line(replica)
     yield "model", str(engine.get("model") or "not known yet")
     if step := engine.get("global_step"):
         yield "step", str(step)

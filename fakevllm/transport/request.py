@@ -22,7 +22,12 @@ from fakevllm_adapters.http.receipt_headers import VERSION_HEADER
 from fakevllm_adapters.privacy.store_header import STORE_NONE
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
-from fakevllm_adapters.protocol.swarm import ARM_HEADER, SIBLING_HEADER, SiblingRange
+from fakevllm_adapters.protocol.swarm import (
+    ARM_HEADER,
+    SESSION_HEADER,
+    SIBLING_HEADER,
+    SiblingRange,
+)
 
 _REQUEST_ID = "X-Request-Id"
 _MAX_SHARED_SEED = 2**62
@@ -78,10 +83,14 @@ class Request:
     ruling: Ruling = TRAIN
     """Admission decision: whether the request gets siblings and is trained. The decision is set
     once, before it is first read. After the request was created, the proxy sets only this field,
-    `arm`, `is_redacted` and `trace`. The code that sets `arm` may also replace `exchange`."""
+    `arm`, `session`, `is_redacted` and `trace`. The code that sets `arm` may also replace
+    `exchange`."""
     arm: RequestArm | None = None
     """Arm of the request's session, which decides which weights answer. None if sessions are not
     assigned to arms. The arm is set once, before the first call."""
+    session: str | None = None
+    """Id of the request's session, which is set once, before the first call. None if the request
+    has no place in a session, or if the place is not known before the answer."""
     is_redacted: bool = False
     """Whether the request has text that is redacted. The server captures no calls of it."""
     is_stored: bool = True
@@ -115,6 +124,8 @@ class Request:
         sampled siblings is not among them. Without this header, the server does not record the call
         for training."""
         headers = self.headers if self.is_stored else self.headers | STORE_NONE
+        if self.session is not None:
+            headers = headers | {SESSION_HEADER: self.session}
         return headers if self.arm is None else headers | {ARM_HEADER: self.arm.answering.value}
 
     @property

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -32,7 +34,6 @@ from fakevllm_server.backends.process.procfs import SESSION, live_processes
 from fakevllm_server.types.backend import (
     ActionFailed,
     BackendError,
-    BackendRefused,
     Batch,
     Call,
     LossSpec,
@@ -388,9 +389,25 @@ async def test_two_verl_trainers_are_independent_and_two_ranks_make_the_step_of_
         reference.assert_same_weights(await subject.export("together"))
     assert_transformers_load(two_ranks.folder / "together")
 
-    await two_ranks.engine.save(two_ranks.folder / "saved")
-    with pytest.raises(BackendRefused, match="by 2 workers, but 1 run"):
-        await trainer.engine.restore(two_ranks.folder / "saved")
+
+@pytest.mark.real
+@pytest.mark.parametrize("shared", ["verl"], indirect=True)
+async def test_a_checkpoint_continues_with_another_number_of_workers(
+    trainer: Subject, two_ranks: Subject
+) -> None:
+    calls = on_policy_calls(3, mixed=True)
+    reference = Reference(JOB)
+    reference.step(calls)
+    await trainer.step(calls)
+    for saver, other in ((trainer, two_ranks), (two_ranks, trainer)):
+        checkpoint = saver.folder / "resharded"
+        await saver.engine.save(checkpoint)
+        await other.engine.restore(checkpoint)
+        assert have_same_weights(await saver.export("saver"), await other.export("other"))
+        expected = reference.step(calls)
+        metrics = await other.step(calls)
+        assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+        reference.assert_same_weights(await other.export("continued"))
 
 
 @pytest.mark.real
@@ -433,6 +450,20 @@ async def test_a_killed_verl_trainer_leaves_no_process_behind(two_ranks: Subject
         await asyncio.sleep(0.1)
 
     assert "exited with code -9" in await two_ranks.engine.lost()
+
+
+@pytest.mark.real
+async def test_a_frozen_worker_of_a_verl_trainer_counts_as_lost_after_the_timeout(
+    tmp_path: Path,
+) -> None:
+    async with running("verl", tmp_path, "--num-workers=2", "--collective-timeout=10") as trainer:
+        worker = ray_workers(live_processes(SESSION, process_of(trainer)))[0]
+        os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(BackendError, match="did not answer step"):
+            await trainer.step([ONE_TOKEN])
+        assert "exited with code 70" in await trainer.engine.lost()
+        log = (tmp_path / "trainer.log").read_text()
+        assert "the verl trainer ends: 1 of 2 workers have not answered for 10 s" in log
 
 
 @pytest.mark.real

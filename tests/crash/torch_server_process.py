@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from crash.client import Client
@@ -70,6 +72,10 @@ class TorchBackend:
 
     async def is_sampling(self) -> bool:
         return True
+
+    @asynccontextmanager
+    async def training(self) -> AsyncGenerator[None]:
+        yield
 
     async def publish(self, version: int) -> None:
         pass

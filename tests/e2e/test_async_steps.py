@@ -68,8 +68,12 @@ def test_the_embedded_engine_answers_episodes_while_it_trains(processes: Process
             number = next(numbers)
             with client.episode(Task(task_id=f"t{number // 2}")) as episode:
                 with episode.openai() as app:
-                    question = [{"role": "user", "content": f"What is {number // 2 % 7} plus 3?"}]
-                    app.chat.completions.create(model="any", messages=question, max_tokens=24)
+                    question = f"What is {number // 2 % 7} plus 3?"
+                    app.chat.completions.create(
+                        model="any",
+                        messages=[{"role": "user", "content": question}],
+                        max_tokens=24,
+                    )
                 episode.end(reward=float(number % 2))
                 status = client.status()
                 statuses.add((status.engine_status.value, status.async_step_runs))

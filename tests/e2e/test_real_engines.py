@@ -54,16 +54,21 @@ class VllmStack:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmStack]:
-    folder = tmp_path_factory.mktemp("vllm")
-    with Processes(folder) as started:
-        config = folder / "fakevllm.toml"
-        config.write_text(
-            f"[job]\nbatch_size = 8\nnum_repeat = {NUM_SIBLINGS}\nlr = 4e-4\nppo_epochs = 2\n"
-        )
-        server = started.server("--rollout", "vllm", "--trainer", "embedded", "--model", "demo")
-        hooks = write_hooks(folder / "hooks", SUMS_HOOK)
-        proxy = started.proxy(server, "--config", str(config), "--hooks", str(hooks), wait=False)
-        yield VllmStack(server, proxy.wait_until_healthy(READY_TIMEOUT_S))
+    with Processes(tmp_path_factory.mktemp("vllm")) as started:
+        yield start_stack(started)
+
+
+def start_stack(started: Processes, *flags: str) -> VllmStack:
+    """Start a server with vLLM and these further flags, and a proxy."""
+    config = started.folder / "fakevllm.toml"
+    config.write_text(
+        f"[job]\nbatch_size = 8\nnum_repeat = {NUM_SIBLINGS}\nlr = 4e-4\nppo_epochs = 2\n"
+    )
+    engines = ["--rollout", "vllm", "--trainer", "embedded", "--model", "demo"]
+    server = started.server(*engines, *flags)
+    hooks = write_hooks(started.folder / "hooks", SUMS_HOOK)
+    proxy = started.proxy(server, "--config", str(config), "--hooks", str(hooks), wait=False)
+    return VllmStack(server, proxy.wait_until_healthy(READY_TIMEOUT_S))
 
 
 @pytest.mark.timeout(700)
@@ -71,6 +76,22 @@ def test_with_vllm_every_variant_of_requests_is_trained_with_exact_tokens(stack:
     means = train(stack, FEW_STEPS)
     assert len(means) == FEW_STEPS
     check_agreement(stack.server)
+
+
+@pytest.mark.timeout(700)
+def test_weights_are_sent_to_a_vllm_that_sleeps_during_each_step(tmp_path: Path) -> None:
+    # On a CPU, vLLM accepts that it shall sleep, and frees nothing.
+    (tmp_path / "server.yaml").write_text(
+        "weight-transport: vllm\ncluster: {gpus_per_node: 1, training_gpus: 1, colocate: sleep}\n"
+    )
+    with Processes(tmp_path) as started:
+        stack = start_stack(started, "--config", str(tmp_path / "server.yaml"))
+        train(stack, FEW_STEPS)
+        check_agreement(stack.server)
+        log = (stack.server.folder / "engine.log").read_text()
+        assert "it loads them from a folder" not in stack.server.log
+    assert log.count("to fall asleep") >= FEW_STEPS
+    assert "Reloading weights inplace" not in log
 
 
 @pytest.mark.long

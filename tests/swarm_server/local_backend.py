@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
@@ -68,6 +69,10 @@ class LocalBackend(FakeEngine):
 
     async def launch(self) -> object:
         raise AssertionError("a test must call start instead")
+
+    @asynccontextmanager
+    async def training(self) -> AsyncGenerator[None]:
+        yield
 
     async def is_sampling(self) -> bool:
         return self._endpoint is not None and not self.dead.done()

@@ -23,6 +23,8 @@ from fakevllm_server.types.backend import (
 from fakevllm_server.types.known_prompt import ProbeReply
 
 SLOW_CHECK_S = 0.01
+STALE = 100.0
+"""Value of theta that no step of the tests reaches."""
 
 
 class LocalEngine:
@@ -115,6 +117,26 @@ class LocalRollout(LocalEngine):
         return dict(self._engine_for("policies").names.loaded)
 
 
+class StaleRollout(LocalRollout):
+    """A rollout that keeps old weights in some of its loads, and reports the new version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stale: deque[bool] = deque()
+        """Whether each of the next loads keeps old weights."""
+        self.keeps_all_stale = False
+        self.answers = True
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        await super().load_weights(folder, version)
+        if self.keeps_all_stale or (self.is_stale and self.is_stale.popleft()):
+            assert self.engine is not None
+            self.engine._sampler_theta = STALE  # pyright: ignore[reportPrivateUsage]
+
+    async def probe(self) -> ProbeReply | None:
+        return await super().probe() if self.answers else None
+
+
 class LocalTrainer(LocalEngine):
     """A trainer that records its steps."""
 
@@ -152,3 +174,27 @@ class LocalTrainer(LocalEngine):
 
     async def restore(self, folder: Path) -> None:
         await self._engine_for("restore").restore(folder)
+
+
+class SleepingRollout(LocalRollout):
+    """A rollout that frees its memory during each step. It records what happened, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asleep = False
+        self.events: list[str] = []
+
+    async def sleep(self) -> None:
+        self._engine_for("sleep")
+        self.is_asleep = True
+        self.events.append("sleep")
+
+    async def wake_up(self) -> None:
+        if self.is_asleep:
+            self.is_asleep = False
+            self.events.append("wake_up")
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        await super().load_weights(folder, version)
+        self.is_asleep = False
+        self.events.append(f"load {version}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from swarm_server.local_engines import LocalRollout, LocalTrainer
+from swarm_server.local_engines import LocalRollout, LocalTrainer, SleepingRollout
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
@@ -174,10 +174,13 @@ class Run(Generic[AnyBackend]):
 class Parts:
     """A run whose backend has a rollout and a trainer as two engines."""
 
-    def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
-        self.rollout = LocalRollout()
+    def __init__(
+        self, folder: Path, job: TrainJob = JOB, rollout: LocalRollout | None = None
+    ) -> None:
+        self.rollout = rollout or LocalRollout()
         self.trainer = LocalTrainer()
-        backend = TwoProcesses(self.rollout, self.trainer, folder / "weights")
+        sleeps = isinstance(rollout, SleepingRollout)
+        backend = TwoProcesses(self.rollout, self.trainer, folder / "weights", sleeps=sleeps)
         self.run = Run(folder, backend, job)
 
 

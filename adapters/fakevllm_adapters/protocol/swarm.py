@@ -32,6 +32,10 @@ ARM_HEADER = "X-Fakevllm-Arm"
 """Header that names the arm of a call: training, released or baseline. The arm decides which
 weights answer the call. The proxy sends the header only if it assigns sessions to arms, as in an
 A/B test."""
+SESSION_HEADER = "X-Fakevllm-Session"
+"""Header that names the session of a call, which is the conversation to which the call belongs. The
+server sends the calls of a session to the same rollout replica, if it has several. The proxy sends
+the header if it knows the session before the call."""
 CLIENT_HEADER = "X-Fakevllm-Client"
 """Header that fakevllm's own clients send when they request the status. The reply to such a request
 has the engine's real status. Other clients may see an older status. If a job's steps need the
@@ -203,6 +207,25 @@ class SyncTrainConfigRequest(BaseModel):
     yaml_as_string: str = Field(max_length=MAX_JOB_CHARS)
 
 
+class ReplicaStatus(BaseModel):
+    """The state of one rollout replica of the server."""
+
+    name: str
+    state: str
+    """State of the replica: serving, draining, loading, suspect or starting."""
+    version: int = 0
+    """Version of the weights that the replica serves."""
+    running: int = 0
+    """Number of calls that the replica answers now."""
+    restarts: int = 0
+    """Number of times that the replica was taken out and started again."""
+    prefix_hit_share: float | None = None
+    """Share of the prompt tokens that the replica found in its prefix cache. None if the engine
+    does not report it."""
+    cause: str | None = None
+    """Reason why the replica was taken out last; None if it never was."""
+
+
 class EngineStatusReply(BaseModel):
     """The state of the server, its run and its engine."""
 
@@ -253,6 +276,8 @@ class EngineStatusReply(BaseModel):
     """Context length of the engine, in tokens."""
     engine_version: str | None = None
     """Version that the engine's /version returns."""
+    replicas: list[ReplicaStatus] = []
+    """The rollout replicas; empty if the server has one rollout engine."""
     shares_calls: bool = False
     """Whether one call may sample several siblings, which the sibling header names as a range."""
     released: int = 0

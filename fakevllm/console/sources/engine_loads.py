@@ -13,6 +13,7 @@ MAX_ENGINES = 64
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _ENGINE_LABEL = "engine"
+_REPLICA_LABEL = "replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,9 @@ class EngineLoad:
     """The number of requests that one engine has now."""
 
     name: str
-    """Number of the engine. A vLLM with data parallelism has several engines, numbered from 0."""
+    """Number of the engine, or name of the replica. A vLLM with data parallelism has several
+    engines, numbered from 0. If the server has several replicas, the engines of a replica are
+    counted together."""
     num_running: int
     num_waiting: int
 
@@ -37,7 +40,8 @@ def parse_engine_loads(metrics: str) -> list[EngineLoad]:
     running, waiting = Counter[str](), Counter[str]()
     for family in text_string_to_metric_families("\n".join(lines)):
         for sample in family.samples:
-            name = sample.labels.get(_ENGINE_LABEL, "0")
+            labels = sample.labels
+            name = labels.get(_REPLICA_LABEL) or labels.get(_ENGINE_LABEL, "0")
             if sample.name == _RUNNING:
                 running[name] += max(0, int(sample.value))
             elif sample.name == _WAITING:

@@ -43,11 +43,6 @@ NOT_A_CHECKPOINT = (
     "not a checkpoint: a running server is writing it, or a server that died left it; the next "
     "start deletes it"
 )
-MERGER_HINT = (
-    "verl's merger can export without a GPU, in bfloat16: `python -m verl.model_merger merge "
-    "--backend fsdp --local_dir {checkpoint} --target_dir {to}`; then copy the tokenizer and the "
-    "chat template from {model} to that folder."
-)
 
 
 @app.command("list")
@@ -294,7 +289,6 @@ def _export(
     from rich.console import Console
 
     from fakevllm_runtime.errors import ConfigError
-    from fakevllm_server.backends.verl.trainer_arguments import read_lora
     from fakevllm_server.cli.run_archive import export
     from fakevllm_server.types.backend import BackendError, BackendRefused
 
@@ -306,12 +300,8 @@ def _export(
     except BackendError as error:
         is_refused = isinstance(error, BackendRefused)
         log_hint = "" if is_refused else f"; see {archive.run_dir / 'export.log'}"
-        lines = [f"Step {checkpoint.step} cannot be exported: {error}{log_hint}"]
-        folder = archive.folder(checkpoint)
-        # A checkpoint of adapters has no weights of the model that the merger could merge.
-        if trained.trainer == "verl" and read_lora(folder) is None:
-            lines.append(MERGER_HINT.format(checkpoint=folder, to=to, model=trained.model))
-        print("\n".join(f"fakevllm-server: {line}" for line in lines), file=sys.stderr)
+        message = f"Step {checkpoint.step} cannot be exported: {error}{log_hint}"
+        print(f"fakevllm-server: {message}", file=sys.stderr)
         raise typer.Exit(2 if is_refused else 1) from None
 
 

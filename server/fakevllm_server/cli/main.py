@@ -15,7 +15,6 @@ import typer
 from fakevllm_server.cli import checkpoints, curves, plan, runs
 from fakevllm_server.cli.exit_codes import run_server_command
 from fakevllm_server.cli.server_file import (
-    ROLLOUT_URL,
     ServerFile,
     read_server_file,
     split_arguments,
@@ -68,9 +67,7 @@ def _load_config_file(context: typer.Context, file: Path | None) -> Path | None:
     def load() -> None:
         settings = read_server_file(file, start)
         context.obj = settings
-        values = settings.flags
-        url = values.get(ROLLOUT_URL)
-        context.default_map = values | ({} if url is None else {ROLLOUT_URL: [url]})
+        context.default_map = settings.flags
 
     run_server_command(load)
     return file
@@ -165,9 +162,13 @@ def start(
     rollout_url: Annotated[
         list[str] | None,
         typer.Option(
-            help="URL of a running vLLM to use instead of starting one. Only one URL is allowed."
+            help="URL of a running vLLM to use instead of starting one. Give it several times for "
+            "several replicas."
         ),
     ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="Number of rollout engines to start, all with the same weights.")
+    ] = 1,
     rollout_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key for --rollout-url.")
     ] = None,
@@ -175,6 +176,13 @@ def start(
         Path | None,
         typer.Option(help="Folder for weights, shared with the vLLM. Default: in memory."),
     ] = None,
+    weight_transport: Annotated[
+        str,
+        typer.Option(
+            help="How new weights get from the trainer to vLLM: folder | vllm (vLLM's weight "
+            "transfer routes)."
+        ),
+    ] = "folder",
     redact: Annotated[
         list[str] | None,
         typer.Option(help="Redact texts of this kind: email | phone | card | api_key."),
@@ -238,10 +246,13 @@ def start(
             seed=seed,
             rollout=rollout,
             trainer=trainer,
-            rollout_url=_single_url(rollout_url or []),
+            rollout_url=next(iter(rollout_url or ()), None),
+            more_rollout_urls=(rollout_url or [])[1:],
+            replicas=replicas,
             rollout_key=read_key(rollout_key_file),
             cluster=file.cluster,
             weights_dir=weights_dir,
+            weight_transport=weight_transport,
             engine_args=split_arguments(engine_arg),
             trainer_args=split_arguments(trainer_arg),
             keys=read_keys(key_file),
@@ -280,19 +291,6 @@ def _summary(settings: ServerConfig) -> dict[str, object]:
         "run_dir": str(settings.run_dir),
         "engines": settings.local_engines,
     }
-
-
-def _single_url(urls: list[str]) -> str | None:
-    """Return the only URL in `urls`, or None if the list is empty. Raises ConfigError if there are
-    several URLs."""
-    from fakevllm_runtime.errors import ConfigError
-
-    if len(urls) > 1:
-        raise ConfigError(
-            f"--rollout-url is given {len(urls)} times, and a server drives one vLLM: leave "
-            f"{' and '.join(urls[1:])} out."
-        )
-    return urls[0] if urls else None
 
 
 def main() -> None:

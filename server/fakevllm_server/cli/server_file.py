@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fakevllm_server.placement.cluster_section import ClusterSection
 
 ROLLOUT_URL = "rollout_url"
-"""Name of the parameter of `start` for `--rollout-url`. On the command line it is a list, so that a
-second URL can be refused. In a configuration file it is one text."""
+"""Name of the parameter of `start` for `--rollout-url`. On the command line it is a list. In a
+configuration file it is one text or a list."""
 NOT_IN_CONFIG_FILE = ("context", "config", "check", "until_stdin_closes", "listen_fd")
 """Parameters of `start` that a configuration file cannot set."""
 
@@ -47,7 +47,9 @@ def read_server_file(file: Path, start: Callable[..., object]) -> ServerFile:
         for name, flag_type in flag_types(start).items()
         if name not in NOT_IN_CONFIG_FILE
     }
-    values = read_config_file(file, flags | {ROLLOUT_URL: FlagType.TEXT, CLUSTER: FlagType.TABLE})
+    values = read_config_file(file, flags | {ROLLOUT_URL: FlagType.TEXTS, CLUSTER: FlagType.TABLE})
+    if isinstance(values.get(ROLLOUT_URL), str):
+        values[ROLLOUT_URL] = [values[ROLLOUT_URL]]
     section = values.pop(CLUSTER, None)
     cluster = None if section is None else read_cluster(section, file)
     job = None if cluster is None else read_job(file)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_runtime.errors import ConfigError
-from fakevllm_server.backends.vllm.command import parse_flags
+from fakevllm_server.backends.vllm.command import has_lora_flag, parse_flags
 from fakevllm_server.placement.cluster_section import ClusterSection
 
 if TYPE_CHECKING:
@@ -24,9 +25,14 @@ SHORT_FLAGS = {
 }
 TRAINER_ARGUMENTS = {
     "num-workers": "set cluster.training_gpus instead",
-    "ray-address": "remove the section cluster, because it places workers on this machine only",
+    "min-workers": "set cluster.min_training_gpus instead",
+    "ray-address": "set cluster.nodes and cluster.ray_address instead",
 }
 """Arguments of the verl trainer that contradict the section, with the remedy."""
+
+
+BESIDE_STEPS = ("async_steps",)
+"""Settings of a job that let agents call the engine during a step."""
 
 
 def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
@@ -46,17 +52,44 @@ def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
             f"cluster.training_gpus is {cluster.training_gpus}, and the embedded trainer uses one "
             "GPU: set it to 1, or use --trainer verl."
         )
-    if rollout == "embedded" and cluster.rollout_gpus > 1:
+    if trainer == "embedded" and cluster.nodes > 1:
         raise ConfigError(
-            f"cluster gives {cluster.rollout_gpus} GPUs to the embedded engine, which samples on "
-            "one: set tensor_parallel, data_parallel and replicas to 1, or use --rollout vllm."
+            f"cluster.nodes is {cluster.nodes}, and the embedded trainer runs on one machine: set "
+            "it to 1, or use --trainer verl."
         )
-    if rollout == trainer and cluster.colocate != "shared":
+    if rollout == "embedded" and cluster.replica_gpus > 1:
+        raise ConfigError(
+            f"cluster gives {cluster.replica_gpus} GPUs to the embedded engine, which samples on "
+            "one: set tensor_parallel and data_parallel to 1, or use --rollout vllm."
+        )
+    if rollout == trainer and cluster.replicas == 1 and cluster.colocate != "shared":
         raise ConfigError(
             "The embedded engine samples and trains on the same GPU: set cluster.colocate to "
             '"shared", or use --backend vllm.'
         )
+    if cluster.colocate == "sleep" and has_lora_flag(config.engine_args):
+        raise ConfigError(
+            'cluster.colocate = "sleep" needs whole weights after each step, and a vLLM with '
+            "--engine-arg=--enable-lora takes adapters: remove one of them."
+        )
+    if cluster.colocate == "sleep" and cluster.replicas > 1:
+        raise ConfigError(
+            'cluster.colocate = "sleep" puts one vLLM to sleep, and cluster.replicas is '
+            f"{cluster.replicas}: set replicas to 1, or use another division."
+        )
     _refuse_arguments(config)
+
+
+def check_job(cluster: ClusterSection | None, job: TrainJob) -> None:
+    """Raise ConfigError if a job contradicts the section `cluster`."""
+    if cluster is None or cluster.colocate != "sleep":
+        return
+    for setting in BESIDE_STEPS:
+        if getattr(job, setting, 0):
+            raise ConfigError(
+                f"job.{setting} lets episodes run beside steps, and with cluster.colocate = "
+                f'"sleep" vLLM sleeps during each step: remove {setting}, or use another division.'
+            )
 
 
 def _refuse_arguments(config: ServerConfig) -> None:

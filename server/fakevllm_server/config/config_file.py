@@ -43,6 +43,7 @@ class FlagType(Enum):
     NUMBER = "a whole number"
     SWITCH = "true or false"
     LIST = "a list of texts"
+    TEXTS = "a text or a list of texts"
     AMOUNT = "a number"
     TABLE = "a table of settings"
 
@@ -51,6 +52,7 @@ CLUSTER = "cluster"
 """Key of the section that divides the GPUs."""
 CLUSTER_KEYS = dict.fromkeys((field.name for field in fields(ClusterSection)), FlagType.NUMBER) | {
     "colocate": FlagType.TEXT,
+    "ray_address": FlagType.TEXT,
     "gpu_memory_gib": FlagType.AMOUNT,
 }
 """The keys of this section, with the types of their values."""
@@ -240,9 +242,15 @@ def _has_type(value: object, flag_type: FlagType) -> bool:
         case FlagType.TABLE:
             return isinstance(value, dict)
         case FlagType.LIST:
-            return isinstance(value, list) and all(
-                isinstance(part, str) for part in cast("list[object]", value)
-            )
+            return _is_list_of_texts(value)
+        case FlagType.TEXTS:
+            return isinstance(value, str) or _is_list_of_texts(value)
+
+
+def _is_list_of_texts(value: object) -> bool:
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(part, str) for part in cast("list[object]", value))
 
 
 def _is_number(value: object) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.backends.vllm.command import MAX_ADAPTERS, max_lora_rank, parse_flags
+from fakevllm_server.config.cluster_check import check_job
 from fakevllm_server.config.model import ServerConfig, find_model
+from fakevllm_server.config.replicas_check import check_gpus
 from fakevllm_server.placement.cluster_section import ClusterSection
 from fakevllm_server.placement.memory_plan import Deployment, MemoryPlan, plan_memory
 from fakevllm_server.placement.model_shape import ModelShape, read_model_shape
@@ -28,13 +31,16 @@ RECOMPUTES, KEEPS_ACTIVATIONS = "--gradient-checkpointing", "--no-gradient-check
 
 
 def check_start(config: ServerConfig, job: TrainJob | None, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if a server with a section `cluster` cannot be started, or if the job does
-    not fit into the memory. `job` is the job in the configuration file. If it is None, jobs come
-    later, and each of them is checked before its engine starts. `environ` are the environment
-    variables of the server."""
+    """Raise ConfigError if the GPUs do not allow the replicas or the section `cluster`, if the job
+    contradicts the section, or if the job does not fit into the memory. `job` is the job in the
+    configuration file. If it is None, jobs come later, and each of them is checked before its
+    engine starts. `environ` are the environment variables of the server."""
+    check_gpus(config, environ)
     if config.cluster is None:
         return
     config.cluster.check_startable(environ)
+    if job is not None:
+        check_job(config.cluster, job)
     if config.cluster.gpu_memory_gib is None or job is None:
         return
     model = config.model_for(job)
@@ -52,9 +58,16 @@ def check_memory(config: ServerConfig, job: TrainJob, model: str | None) -> None
             f"The memory for {model} cannot be calculated, because it is not a local folder: "
             "remove cluster.gpu_memory_gib."
         )
-    plan = memory_plan(config, job, read_model_shape(Path(model)))
-    if plan.problems:
-        raise ConfigError(f"{plan.problems[0]} `fakevllm-server plan` shows the calculation.")
+    shape = read_model_shape(Path(model))
+    problems = memory_plan(config, job, shape).problems
+    if not problems and cluster.min_training_gpus is not None:
+        fewer = replace(cluster, training_gpus=cluster.min_training_gpus)
+        problems = [
+            f"With cluster.min_training_gpus = {cluster.min_training_gpus}: {problem}"
+            for problem in memory_plan(replace(config, cluster=fewer), job, shape).problems
+        ]
+    if problems:
+        raise ConfigError(f"{problems[0]} `fakevllm-server plan` shows the calculation.")
 
 
 def memory_plan(config: ServerConfig, job: TrainJob, shape: ModelShape) -> MemoryPlan:

@@ -18,11 +18,14 @@ from fakevllm_runtime.errors import ConfigError as ConfigError
 from fakevllm_runtime.key_file import follow_key_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import PAIRS, ROLLOUTS, TRAINERS
+from fakevllm_server.backends.process.weight_transports import FOLDER, WEIGHT_TRANSPORTS
 from fakevllm_server.backends.verl.trainer_arguments import arguments_for_job
 from fakevllm_server.backends.vllm.command import REFUSED, job_arguments, parse_flags
 from fakevllm_server.config.cluster_check import check_engines
 from fakevllm_server.config.job_model import choose_model
+from fakevllm_server.config.replicas_check import check_replicas
 from fakevllm_server.config.sample_tables import SampleTableSettings
+from fakevllm_server.config.weight_transport_check import check_transport
 from fakevllm_server.placement.cluster_section import ClusterSection
 
 DEFAULT_PORT = 10086
@@ -75,6 +78,11 @@ class ServerConfig:
     """Additional command-line arguments for a trainer with a process of its own."""
     rollout_url: str | None = None
     """URL of a vLLM that the user runs. The server then starts no rollout engine."""
+    more_rollout_urls: Sequence[str] = ()
+    """URLs of further vLLMs that the user runs. All of them are replicas of one fleet."""
+    replicas: int = 1
+    """Number of rollout engines that the server starts. `num_replicas` also counts other
+    settings."""
     rollout_key: str | None = field(default=None, repr=False)
     """API key for the vLLM at `rollout_url`."""
     cluster: ClusterSection | None = None
@@ -82,6 +90,8 @@ class ServerConfig:
     weights_dir: Path | None = None
     """Folder in which the trainer writes the weights for the rollout engine. None means a folder in
     memory."""
+    weight_transport: str = FOLDER
+    """Name of the way in which new weights get from the trainer to the rollout engine."""
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     """What the server redacts, and how long calls are kept, in addition to what its job says."""
     trackers: Sequence[str] = DEFAULT_TRACKERS
@@ -104,10 +114,14 @@ class ServerConfig:
                 "as --trainer, or not at all."
             )
         self._refuse_unused_settings()
+        _check_name("--weight-transport", self.weight_transport, WEIGHT_TRANSPORTS)
+        if self.weight_transport != FOLDER:
+            check_transport(self)
         _check_media_domains(self.media_domains)
-        if self.rollout_url is not None:
-            check_url("--rollout-url", self.rollout_url)
-        elif self.rollout_name == "vllm":
+        for url in self.rollout_urls:
+            check_url("--rollout-url", url)
+        check_replicas(self)
+        if self.rollout_url is None and self.rollout_name == "vllm":
             self._refuse_vllm_arguments()
         if self.cluster is not None:
             check_engines(self, self.cluster)
@@ -135,7 +149,7 @@ class ServerConfig:
         A user who sets such a flag usually expects other engines than the server would run. If the
         server ignored the flag, the user would not notice the mistake.
         """
-        is_one_process = self.rollout_name == self.trainer_name
+        is_one_process = self.rollout_name == self.trainer_name and self.num_replicas == 1
         unused = {
             "--rollout-url is for --rollout vllm: add this, or leave the URL out": (
                 self.rollout_url and self.rollout_name != "vllm"
@@ -173,6 +187,11 @@ class ServerConfig:
                 "job.lockstep needs the embedded engine, which can decode each answer alone: start "
                 "the server with --backend embedded, or remove job.lockstep."
             )
+        if self.num_replicas > 1:
+            raise ConfigError(
+                f"job.lockstep needs one engine, and this server has {self.num_replicas} replicas: "
+                "remove --replicas (or cluster.replicas), or remove job.lockstep."
+            )
         return [*self.engine_args, "--lockstep"]
 
     def engine_settings_for(self, job: TrainJob) -> dict[str, str]:
@@ -197,7 +216,7 @@ class ServerConfig:
         """
         if self.trainer_name != "verl":
             return [*self.trainer_args]
-        workers = [] if self.cluster is None else [f"--num-workers={self.cluster.training_gpus}"]
+        workers = [] if self.cluster is None else self.cluster.trainer_arguments()
         return [*workers, *arguments_for_job(job), *self.trainer_args]
 
     @property
@@ -209,6 +228,17 @@ class ServerConfig:
     def trainer_name(self) -> str:
         """Name of the trainer that this server uses."""
         return self.trainer or PAIRS[self.backend][1]
+
+    @property
+    def rollout_urls(self) -> Sequence[str]:
+        """URLs of all vLLMs that the user runs; empty if the server starts the rollout engines."""
+        return () if self.rollout_url is None else (self.rollout_url, *self.more_rollout_urls)
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of rollout engines that sample with the same weights."""
+        placed = 1 if self.cluster is None else self.cluster.replicas
+        return len(self.rollout_urls) or max(self.replicas, placed)
 
     @property
     def local_engines(self) -> tuple[str, ...]:

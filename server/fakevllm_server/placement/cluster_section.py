@@ -31,13 +31,19 @@ class ClusterSection:
     training_gpus: int
     """Number of GPUs that train. verl starts one worker on each of them."""
     nodes: int = 1
-    """Number of machines."""
+    """Number of machines. The server and the rollout engine run on the first machine."""
+    ray_address: str | None = None
+    """Address of the Ray cluster of these machines, as `host:port`. Only for several machines."""
+    min_training_gpus: int | None = None
+    """Smallest number of GPUs with which training goes on after a machine was lost. By default,
+    training waits for `training_gpus` GPUs."""
     tensor_parallel: int = 1
     """Number of GPUs among which vLLM divides each layer."""
     data_parallel: int = 1
     """Number of copies of the model in one vLLM. Each copy has `tensor_parallel` GPUs."""
     replicas: int = 1
-    """Number of vLLM servers."""
+    """Number of rollout engines with the same weights. Each has `tensor_parallel` x
+    `data_parallel` GPUs."""
     colocate: str = "none"
     """Whether the same GPUs sample and train. `none`: each GPU does one of them. `shared`: both are
     in memory at the same time. `sleep`: vLLM frees its memory during each training step."""
@@ -66,6 +72,11 @@ class ClusterSection:
             raise ConfigError(
                 f"cluster.tensor_parallel is {self.tensor_parallel}, and a node has "
                 f"{self.gpus_per_node} GPUs: vLLM divides a layer within one node, so lower it."
+            )
+        if (self.min_training_gpus or 1) > self.training_gpus:
+            raise ConfigError(
+                f"cluster.min_training_gpus is {self.min_training_gpus}, and training_gpus is "
+                f"{self.training_gpus}: lower it."
             )
         wanted = self.num_used_gpus
         if wanted > self.num_gpus:
@@ -97,8 +108,13 @@ class ClusterSection:
 
     @property
     def rollout_gpus(self) -> int:
-        """Number of GPUs of the rollout engine."""
-        return self.tensor_parallel * self.data_parallel * self.replicas
+        """Number of GPUs of all rollout replicas."""
+        return self.replica_gpus * self.replicas
+
+    @property
+    def replica_gpus(self) -> int:
+        """Number of GPUs of each rollout replica."""
+        return self.tensor_parallel * self.data_parallel
 
     @property
     def num_used_gpus(self) -> int:
@@ -112,6 +128,16 @@ class ClusterSection:
         return self.colocate != "none"
 
     @property
+    def shares_gpu(self) -> bool:
+        """Whether the rollout engine and the trainer use the same single GPU."""
+        return self.is_colocated and self.rollout_gpus == 1 and self.training_gpus == 1
+
+    @property
+    def num_free_gpus(self) -> int:
+        """Number of GPUs on which training workers may be placed."""
+        return sum(self._free_gpus_per_node())
+
+    @property
     def division(self) -> str:
         """The numbers of GPUs as text."""
         joint = "to train on the same GPUs" if self.is_colocated else "to train"
@@ -120,8 +146,13 @@ class ClusterSection:
 
     @property
     def rollout_range(self) -> range:
-        """Numbers of the GPUs of the rollout engine. GPUs are counted from 0 through all nodes."""
+        """Numbers of the GPUs of all rollout replicas."""
         return range(self.rollout_gpus)
+
+    def replica_range(self, number: int) -> range:
+        """Return the numbers of the GPUs of a rollout replica. GPUs are counted from 0 through all
+        nodes, and replicas from 0."""
+        return range(number * self.replica_gpus, (number + 1) * self.replica_gpus)
 
     @property
     def training_range(self) -> range:
@@ -136,28 +167,52 @@ class ClusterSection:
     def check_startable(self, environ: Mapping[str, str]) -> None:
         """Raise ConfigError if this version of the server cannot start the engines as the section
         says. `environ` are the environment variables of the server."""
-        not_started = {
-            f"cluster.nodes = {self.nodes}": self.nodes > 1,
-            f"cluster.replicas = {self.replicas}": self.replicas > 1,
-            'cluster.colocate = "sleep"': self.colocate == "sleep",
-        }
-        for setting, is_set in not_started.items():
-            if is_set:
-                raise ConfigError(
-                    f"{setting} is calculated by `fakevllm-server plan`, but this version does not "
-                    "start it: remove it, or use another division."
-                )
+        if self.nodes > 1 and self.rollout_gpus > self.gpus_per_node:
+            raise ConfigError(
+                f"{self.rollout_gpus} GPUs of the rollout engine on {self.nodes} nodes are "
+                "calculated by `fakevllm-server plan`, but this version does not start them: use "
+                "at most the GPUs of one node."
+            )
+        self._check_ray(environ)
+        listed = _listed_gpus(environ)
+        # On several machines, Ray decides which GPUs train.
+        needed = self.num_used_gpus if self.nodes == 1 else self.rollout_gpus
+        if listed is not None and len(listed) < needed:
+            raise ConfigError(
+                f"{VISIBLE_GPUS} lists {len(listed)} GPUs, and cluster needs {needed} "
+                f"({self.division}): list more GPUs, or change the division."
+            )
+
+    def _check_ray(self, environ: Mapping[str, str]) -> None:
         if environ.get("RAY_ADDRESS"):
             raise ConfigError(
                 "RAY_ADDRESS is set, and workers in that cluster may land on the GPUs of the "
                 "rollout engine: unset it, or remove the section cluster."
             )
-        listed = _listed_gpus(environ)
-        if listed is not None and len(listed) < self.num_used_gpus:
+        if self.nodes > 1 and self.ray_address is None:
             raise ConfigError(
-                f"{VISIBLE_GPUS} lists {len(listed)} GPUs, and cluster needs "
-                f"{self.num_used_gpus} ({self.division}): list more GPUs, or change the division."
+                f"cluster.nodes = {self.nodes} needs a Ray cluster of these machines: start it "
+                "with `ray start`, and set cluster.ray_address to its address."
             )
+        if self.nodes == 1 and self.ray_address is not None:
+            raise ConfigError(
+                "cluster.ray_address is for several machines, and cluster.nodes is 1: remove it, "
+                "or raise nodes."
+            )
+
+    def trainer_arguments(self) -> list[str]:
+        """Return the arguments with which the verl trainer starts the workers of the section."""
+        arguments = [f"--num-workers={self.training_gpus}"]
+        if self.min_training_gpus is not None:
+            arguments.append(f"--min-workers={self.min_training_gpus}")
+        if self.ray_address is not None:
+            arguments += [f"--ray-address={self.ray_address}", f"--max-gpus={self.num_free_gpus}"]
+        return arguments
+
+    def visible_training_gpus(self, environ: Mapping[str, str]) -> str | None:
+        """Return the value of CUDA_VISIBLE_DEVICES for the trainer, or None to leave the server's
+        value. On several machines, each machine's Ray decides which GPUs its workers use."""
+        return self.visible_gpus(self.training_range, environ) if self.nodes == 1 else None
 
     def visible_gpus(self, gpus: range, environ: Mapping[str, str]) -> str:
         """Return the value of CUDA_VISIBLE_DEVICES for a process that uses the GPUs with the

@@ -180,6 +180,17 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
+    async def fetch_metrics(self) -> bytes | None:
+        """Return the engine's Prometheus metrics. Return None if the engine does not send them."""
+        if self._unpooled.closed:
+            return None
+        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+        try:
+            async with self._unpooled.get("/metrics", timeout=timeout) as response:
+                return await response.read() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+
     async def relay(
         self,
         method: str,

@@ -478,12 +478,14 @@ class TrainLoop:
 
     async def _train_step(self) -> None:
         try:
-            version = await self._steps.run()
-            if version is None:
-                return
-            await self._publisher.publish(version)
+            async with self._backend.training():
+                version = await self._steps.run()
+                if version is not None:
+                    await self._publisher.publish(version)
         finally:
             self._steps.trainer_is_free(time.monotonic())
+        if version is None:
+            return
         self._backoff.reset()
         self._engine.global_step = self._log.last_step + 1
         self._drop_groups_if_ended()

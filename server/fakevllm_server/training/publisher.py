@@ -13,11 +13,12 @@ from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.episodes.states import EngineLifecycle
+from fakevllm_server.fleet.rollout import FleetRollout
 from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.step import StepRunner
-from fakevllm_server.training.weight_probe import WeightProbe
+from fakevllm_server.training.weight_probe import MixedWeights, WeightProbe
 from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, BackendStart
 from fakevllm_server.types.crash_points import crash_point
 
@@ -91,9 +92,11 @@ class Publisher:
         """Serve the trainer's weights from now on, and record that they are served as `version`.
 
         The engine's weights are then compared with the trainer's. If they differ, the trainer's
-        weights are loaded once more, as the next version. If the second attempt also fails, the
-        rollout engine is stopped, and BackendError is raised. If the previous engine was already
-        stopped for this reason, the new engine keeps serving, and training stops instead.
+        weights are loaded once more, as the next version. If the second attempt also fails,
+        replicas with wrong weights are taken out, and the others get the next version. If no
+        replica has the right weights, the rollout engine is stopped, and BackendError is raised. If
+        the previous engine was already stopped for this reason, the new engine keeps serving, and
+        training stops instead.
         """
         version = max(version, self._next_trusted)
         crash_point("publish.before")
@@ -101,9 +104,10 @@ class Publisher:
         problem = await self._problem(version)
         if problem is not None:
             log.error("%s: the weights of version %d are loaded once more", problem, version)
-            await self._distrust_version(version)
-            version = self._next_trusted
-            await self._publish(version)
+            version = await self._publish_next(version)
+            problem = await self._problem(version)
+        if problem is not None and self._take_out_wrong_replicas():
+            version = await self._publish_next(version)
             problem = await self._problem(version)
         if problem is not None:
             await self._give_up_engine(version, problem)
@@ -111,6 +115,26 @@ class Publisher:
         self._engine.version = version
         if version:
             await self._log.record_publication(version, self._log.last_step)
+
+    async def _publish_next(self, version: int) -> int:
+        """Publish the trainer's weights again, as the next version. Answers of `version` are not
+        trained, because at least one engine had wrong weights under this number. Return the next
+        version."""
+        await self._distrust_version(version)
+        await self._publish(self._next_trusted)
+        return self._next_trusted
+
+    def _take_out_wrong_replicas(self) -> bool:
+        """Take out the replicas that had wrong weights in the latest probe. They are started again.
+        Return False if there are none, or if no replica had the right weights."""
+        wrong = self._probe.wrong_replicas
+        if not wrong:
+            return False
+        rollout = self._backend.rollout
+        assert isinstance(rollout, FleetRollout), "only a fleet has replicas"
+        for name, result in wrong.items():
+            rollout.take_out(name, f"it has other weights than the trainer: {result}")
+        return True
 
     async def _publish(self, version: int) -> None:
         """Load the trainer's weights into the rollout engine as `version`. If the run log does not
@@ -142,14 +166,19 @@ class Publisher:
         Return the problem as text if the two are known to differ. Return None otherwise."""
         if self.refusal is not None:
             return None
-        result = await self._probe.run(version)
+        try:
+            result = await self._probe.run(version)
+        except MixedWeights as mixed:  # translated: apps are still served
+            self._refuse(str(mixed))
+            return None
         if result is None or result.is_same:
             return None
         if not self._probe.has_passed:
             # The two have never agreed, so what differs may be how they compute.
             self._probe.switch_off(f"already at the first answer, {result}")
             return None
-        return f"the rollout engine has other weights than the trainer: {result}"
+        wrong = ", ".join(self._probe.wrong_replicas) or "the rollout engine"
+        return f"{wrong} has other weights than the trainer: {result}"
 
     async def _distrust_version(self, version: int) -> None:
         await self._distrust(version)

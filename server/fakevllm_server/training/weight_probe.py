@@ -12,8 +12,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fakevllm_server.types.backend import ActionFailed, Backend, Call
 from fakevllm_server.types.known_prompt import PROBE_ID, ProbeReply
@@ -101,6 +101,35 @@ def compare(reply: ProbeReply, expected: Sequence[float]) -> ProbeResult | None:
     return ProbeResult(difference, limit_of(reply.dtype, reply.num_layers))
 
 
+class MixedWeights(Exception):
+    """Error for an engine whose answers to the same prompt differ by more than rounding. The
+    message says what to do."""
+
+
+MIXED = (
+    "the rollout engine answers a known prompt in different ways, so several engines with "
+    "different weights are behind one address, such as a load balancer. New weights reach only one "
+    "of them: give --rollout-url once for each engine"
+)
+
+
+def _compare_all(reply: ProbeReply, expected: Sequence[float]) -> dict[str, ProbeResult]:
+    """Compare the reply of each replica with the trainer's log-probabilities. Return the results by
+    the replica's name. Return {} if a reply cannot be compared. Raises MixedWeights if the answers
+    of one replica differ from each other."""
+    results: dict[str, ProbeResult] = {}
+    for name, each in reply.by_replica.items():
+        for again in each.repeated:
+            agreement = compare(replace(each, dtype=reply.dtype, log_probs=again), each.log_probs)
+            if agreement is not None and not agreement.is_same:
+                raise MixedWeights(MIXED)
+        result = compare(replace(each, dtype=reply.dtype), expected)
+        if result is None:
+            return {}
+        results[name] = result
+    return results
+
+
 class WeightProbe:
     """Compares the rollout engine's weights with the trainer's weights, for one backend. Engine and
     trainer compute the log-probabilities of the known prompt (one fixed text). If the engine or the
@@ -109,16 +138,22 @@ class WeightProbe:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._is_off = False
+        self.wrong_replicas: Mapping[str, ProbeResult] = {}
+        """Replicas whose weights differed from the trainer's in the latest probe, if the weights of
+        at least one other replica were right. Always empty for a single engine."""
         self.has_passed = False
         """Whether engine and trainer have agreed before, which shows that their numbers can be
         compared."""
 
     async def run(self, version: int) -> ProbeResult | None:
         """Compare the weights that the engine serves as `version` with the trainer's weights.
-        Return None if there is nothing to compare.
+        If there are several replicas, return the comparison of the one that differs most. Return
+        None if there is nothing to compare.
 
-        Raises BackendError if an engine fails.
+        Raises BackendError if an engine fails. Raises MixedWeights if the answers of one engine
+        differ from each other.
         """
+        self.wrong_replicas = {}
         if self._is_off:
             return None
         started = time.perf_counter()
@@ -136,14 +171,18 @@ class WeightProbe:
                 version,
             )
             return None
-        result = None if answers is None else compare(*answers)
+        results = {} if answers is None else _compare_all(*answers)
+        result = max(results.values(), key=lambda each: each.difference, default=None)
         if result is None:
             reason = "it does not report log-probabilities that can be compared"
             return self.switch_off(reason, logging.INFO)
-        is_first = result.is_same and not self.has_passed
+        wrong = {name: each for name, each in results.items() if not each.is_same}
+        if len(wrong) < len(results):
+            self.wrong_replicas = wrong
+        is_first = not wrong and not self.has_passed
         level = logging.INFO if is_first else logging.DEBUG
         log.log(level, "version %d: %s (%.0f ms)", version, result, _ms_since(started))
-        self.has_passed = self.has_passed or is_first
+        self.has_passed = self.has_passed or len(wrong) < len(results)
         return result
 
     def switch_off(self, reason: str, level: int = logging.WARNING) -> None:

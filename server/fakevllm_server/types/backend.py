@@ -10,6 +10,7 @@ of their own. Inside such a process, a TokenEngine samples and a TrainEngine tra
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -328,6 +329,13 @@ class Backend(Protocol):
 
     async def is_sampling(self) -> bool:
         """Return True if the rollout engine answers calls, even if the trainer does not run."""
+        ...
+
+    def training(self) -> AbstractAsyncContextManager[None]:
+        """Return a context in which a training step is made and its weights are published. If both
+        engines use the memory of the same GPU in turn, the rollout engine frees its memory when the
+        context begins. It serves again when new weights are published, or when the context ends.
+        """
         ...
 
     async def publish(self, version: int) -> None:

@@ -52,6 +52,13 @@ class EngineSpec:
     server's own value."""
     media_domains: Sequence[str] = ()
     """Hosts from which the engine may fetch the media URLs of requests."""
+    weight_transport: str = "folder"
+    """Name of the way in which new weights get into the engine, in the table of
+    `backends/process/weight_transports.py`."""
+    shares_gpu: bool = True
+    """Whether the trainer uses the same GPU as the rollout engine, if there is a GPU."""
+    sleeps: bool = False
+    """Whether the rollout engine frees its memory during each training step."""
 
     @property
     def role(self) -> str:

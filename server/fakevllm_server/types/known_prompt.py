@@ -6,8 +6,8 @@ equal weights, the log-probabilities are nearly equal (see `training/weight_prob
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 KNOWN_PROMPT = (
     "The 7 boats left at 6:45, and 12 of the crew said: 'Où est le port?' "
@@ -35,3 +35,14 @@ class ProbeReply:
     """Data type in which the engine computes, or is assumed to compute, such as `bfloat16`."""
     num_layers: int
     """Number of layers of the model."""
+    repeated: Sequence[Sequence[float]] = ()
+    """Log-probabilities in further answers to the same prompt. An engine that others run is asked
+    several times: behind a load balancer, its answers alternate."""
+    replicas: Mapping[str, ProbeReply] = field(default_factory=dict[str, "ProbeReply"])
+    """The reply of each replica by its name, if a fleet of replicas was asked. The other fields are
+    then those of the first replica."""
+
+    @property
+    def by_replica(self) -> Mapping[str, ProbeReply]:
+        """The reply of each replica by its name. A single engine has the name ""."""
+        return self.replicas or {"": self}

@@ -64,6 +64,8 @@ class WeightGate:
         self._idle = asyncio.Event()
         self._idle.set()
         self._running: set[CallStamp] = set()
+        self.num_begun = 0
+        """Number of calls that have passed this gate to the engine."""
         self._is_abandoned = False
         self._is_swapping = False
 
@@ -92,6 +94,7 @@ class WeightGate:
             await asyncio.sleep(ABANDONED_PAUSE_S)
             raise GateAbandoned
         stamp = CallStamp([self.version], overlaps_swap=self._is_swapping)
+        self.num_begun += 1
         self._running.add(stamp)
         self._idle.clear()
         try:
@@ -115,7 +118,7 @@ class WeightGate:
         was_open = self._open.is_set()
         self._open.clear()
         try:
-            await self._wait_until_idle(bound_s)
+            await self.wait_until_idle(bound_s)
             if prepare is not None:
                 await prepare()
         except BaseException:  # the weights have not changed yet
@@ -145,11 +148,21 @@ class WeightGate:
         was_open = self._open.is_set()
         self._open.clear()
         try:
-            await self._wait_until_idle(bound_s)
+            await self.wait_until_idle(bound_s)
             yield
         finally:
             if was_open or self._is_abandoned:
                 self._open.set()
+
+    async def hold(self, bound_s: float) -> None:
+        """Make new calls wait until `release` is called or until `change` has changed the weights.
+        Wait until no call is running, but at most `bound_s` seconds."""
+        self._open.clear()
+        await self.wait_until_idle(bound_s)
+
+    def release(self) -> None:
+        """Let calls pass again after `hold`, with the same weights as before."""
+        self._open.set()
 
     @contextmanager
     def swap(self, version: int) -> Generator[None]:
@@ -185,7 +198,7 @@ class WeightGate:
         self._is_abandoned = True
         self._open.set()
 
-    async def _wait_until_idle(self, bound_s: float) -> None:
+    async def wait_until_idle(self, bound_s: float) -> None:
         """Wait until no call runs, but at most `bound_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound_s):

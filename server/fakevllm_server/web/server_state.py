@@ -22,6 +22,7 @@ from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.engine_registry import open_backend
+from fakevllm_server.config.cluster_check import check_job
 from fakevllm_server.config.memory_check import check_memory
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
 from fakevllm_server.curves.trackers import folders_with_tables
@@ -36,6 +37,8 @@ from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity, identity_of
 from fakevllm_server.episodes.states import EngineLifecycle
+from fakevllm_server.fleet.rollout import FleetEndpoint, FleetRollout
+from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.journal.group_commit_writer import JournalError
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.rollout.engine_client import EngineClient
@@ -58,7 +61,7 @@ from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.vocabulary_check import read_vocab_size
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.types.weight_versions import WHOLE_CALLS_BOUND_S
+from fakevllm_server.types.weight_versions import ABANDONED_PAUSE_S, WHOLE_CALLS_BOUND_S
 from fakevllm_server.web.open_run import OpenRun
 from fakevllm_server.web.stored_responses import StoredResponses
 
@@ -104,6 +107,8 @@ class ServerState:
     """Whether the log already mentions a call that bypassed the proxy."""
     responses: StoredResponses = field(default_factory=StoredResponses)
     """Responses that the clients of this server process may retrieve."""
+    fleet: FleetRollout | None = None
+    """The rollout replicas that answer calls. None if there is one rollout engine."""
     policies: PolicyLoader | None = None
     """Loader of earlier versions of the weights, or None while the engine is off."""
     release_service: ReleaseService = field(init=False)
@@ -289,10 +294,10 @@ class ServerState:
         """
         job = self.job
         assert job is not None, "sync a job first"
-        rollout, trainer = self._specs(job)
-        model = await asyncio.to_thread(identify, rollout.model)
-        vocab_size = await asyncio.to_thread(read_vocab_size, rollout.model)
-        backend = open_backend(rollout, trainer, self.config.weights_dir)
+        replicas, trainer = self._specs(job)
+        model = await asyncio.to_thread(identify, trainer.model)
+        vocab_size = await asyncio.to_thread(read_vocab_size, trainer.model)
+        backend = open_backend(replicas, trainer, self.config.weights_dir)
         identity = await self._open_run_of(job, model)
         self._model, self.vocab_size = model, vocab_size
         record = engine_start(self.config, job, model.model, model.fingerprint)
@@ -422,6 +427,7 @@ class ServerState:
             await loop.stop(task)
         self._loop = self._loop_task = self.policies = None
         client, self.engine_client = self.engine_client, None
+        self.fleet = None
         if client is not None:
             await _disconnect(client)
         self.intake.reopen_episodes()
@@ -575,9 +581,22 @@ class ServerState:
             raise self._not_ready()
         return client
 
-    async def wait_until_serving(self, failed: EngineClient | None = None) -> EngineClient:
+    async def serving_replica(self) -> EngineClient:
+        """Return the HTTP client of an engine that answers calls. Otherwise raise WireError
+        (503)."""
+        client = self.serving_engine()
+        if self.fleet is None:
+            return client
+        replica = await self.fleet.client_for()
+        if replica is None:
+            raise self._not_ready()
+        return replica
+
+    async def wait_until_serving(
+        self, failed: EngineClient | None = None, affinity: CallAffinity = NO_AFFINITY
+    ) -> EngineClient:
         """Wait until the engine answers calls, and return the engine's HTTP client. The wait has no
-        time limit.
+        time limit. If there are several replicas, `affinity` decides which of them answers.
 
         `failed` is an HTTP client on which a call has failed. This client is returned only if its
         engine passes a health check. Raises WireError (503) before the first engine is ready, and
@@ -587,7 +606,13 @@ class ServerState:
             client = self.attached_engine()
             if self.engine.is_serving and (client is not failed or await client.is_healthy()):
                 if client is self.engine_client:
-                    return client
+                    if self.fleet is None:
+                        return client
+                    replica = await self.fleet.client_for(affinity, failed)
+                    if replica is not None:
+                        return replica
+                    # All replicas are gone, and the training loop has not noticed it yet.
+                    await asyncio.sleep(ABANDONED_PAUSE_S)
                 continue
             timeout_s = HEALTH_CHECK_INTERVAL_S if client is failed else None
             with contextlib.suppress(TimeoutError):
@@ -605,12 +630,13 @@ class ServerState:
         client = EngineClient(endpoint)
         await client.fetch_version()
         previous, self.engine_client = self.engine_client, client
+        self.fleet = endpoint.fleet if isinstance(endpoint, FleetEndpoint) else None
         if previous is not None:
             await _disconnect(previous, next_endpoint=endpoint)
         self.run.folder.record_model(self.config.trainer_name, self._model)
 
-    def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
-        """Return the settings with which the rollout engine is started, and the settings for the
+    def _specs(self, job: TrainJob) -> tuple[list[EngineSpec], EngineSpec]:
+        """Return the settings with which each rollout replica is started, and the settings for the
         trainer. The server's own flags override the job's settings."""
         config = self.config
         setting = config.model_for(job)
@@ -620,6 +646,7 @@ class ServerState:
             )
         name = config.served_name_of(setting)
         model = None if setting is None else find_model(setting, config.allow_hub)
+        check_job(config.cluster, job)
         check_memory(config, job, model)
         cluster = config.cluster
         rollout = EngineSpec(
@@ -635,18 +662,40 @@ class ServerState:
             target_modules=job.target_modules,
             url=config.rollout_url,
             api_key=config.rollout_key,
-            visible_gpus=cluster and cluster.visible_gpus(cluster.rollout_range, os.environ),
+            visible_gpus=cluster and cluster.visible_gpus(cluster.replica_range(0), os.environ),
             media_domains=config.media_domains,
             drain_bound_s=WHOLE_CALLS_BOUND_S if job.async_steps else None,
+            weight_transport=config.weight_transport,
+            shares_gpu=cluster is None or cluster.shares_gpu,
+            sleeps=cluster is not None and cluster.colocate == "sleep",
         )
         trainer = replace(
             rollout,
             engine=config.trainer_name,
             extra_args=config.trainer_args_for(job),
-            visible_gpus=cluster and cluster.visible_gpus(cluster.training_range, os.environ),
+            visible_gpus=cluster and cluster.visible_training_gpus(os.environ),
             train_only=True,
         )
-        return rollout, trainer
+        return [self._replica(rollout, number) for number in range(config.num_replicas)], trainer
+
+    def _replica(self, rollout: EngineSpec, number: int) -> EngineSpec:
+        """Return the settings of a rollout replica. `rollout` has the settings of the only one. As
+        one of several, each replica has its own folder for its log and its sockets, and its own
+        seed, so that equal prompts get different answers on different replicas."""
+        config = self.config
+        if config.num_replicas == 1:
+            return rollout
+        run_dir = config.run_dir / f"replica-{number}"
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cluster, urls = config.cluster, config.rollout_urls
+        return replace(
+            rollout,
+            run_dir=run_dir,
+            seed=config.seed + number,
+            url=urls[number] if urls else None,
+            visible_gpus=cluster
+            and cluster.visible_gpus(cluster.replica_range(number), os.environ),
+        )
 
 
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:

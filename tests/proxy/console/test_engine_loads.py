@@ -22,6 +22,16 @@ def test_each_engine_has_its_own_numbers() -> None:
     assert parse_engine_loads(TWO_ENGINES) == [EngineLoad("0", 3, 0), EngineLoad("1", 5, 2)]
 
 
+def test_the_engines_of_a_replica_are_counted_together() -> None:
+    page = """
+vllm:num_requests_running{engine="0",replica="replica-0"} 3.0
+vllm:num_requests_running{engine="1",replica="replica-0"} 4.0
+vllm:num_requests_running{engine="0",replica="replica-1"} 5.0
+"""
+    loads = [EngineLoad("replica-0", 7, 0), EngineLoad("replica-1", 5, 0)]
+    assert parse_engine_loads(page) == loads
+
+
 def test_engines_are_in_the_order_of_their_numbers_and_not_too_many() -> None:
     names = [str(number) for number in reversed(range(MAX_ENGINES + 10))]
     lines = [f'vllm:num_requests_running{{engine="{name}"}} 1' for name in names]

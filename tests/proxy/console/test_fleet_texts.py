@@ -18,6 +18,7 @@ from fakevllm.console.sources.server_status import ServerView
 from fakevllm.overwatch.history import History
 from fakevllm.overwatch.snapshot import build_snapshot
 from fakevllm_adapters.protocol.batch_status import PoolInformation
+from fakevllm_adapters.protocol.swarm import ReplicaStatus
 from tests.proxy.overwatch.cases import NOW, URL, pool, status
 
 AWAY = ServerView(URL, problem="No swarm server answers.")
@@ -83,6 +84,21 @@ def test_each_engine_is_a_row_with_its_load() -> None:
         ("engine 1", 12, "5", "2"),
     ]
     assert rows[0].state == "serves requests (ROLLING)"
+
+
+def test_each_replica_is_a_row_with_its_own_version_and_state() -> None:
+    replicas = [
+        ReplicaStatus(name="replica-0", state="serving", version=11, prefix_hit_share=0.75),
+        ReplicaStatus(name="replica-1", state="starting", restarts=1, cause="it was killed"),
+    ]
+    loads = (EngineLoad("replica-0", 3, 2),)
+    rows = list(engine_rows(view(loads=loads, replicas=replicas)))
+    assert [(row.name, row.version, row.running, row.waiting) for row in rows] == [
+        ("replica-0", 11, "0", "2"),
+        ("replica-1", 0, "0", UNKNOWN),
+    ]
+    assert rows[0].state == "serving, prefix cache 75%"
+    assert rows[1].state == "starting, it was killed, restarts: 1"
 
 
 def test_an_engine_whose_load_is_unknown_is_one_row_and_an_engine_that_is_off_is_none() -> None:

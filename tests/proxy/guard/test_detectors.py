@@ -77,6 +77,15 @@ def test_any_numbers_leave_the_detectors_working_and_their_memory_bounded(
     assert set(bank.active) <= set(THRESHOLDS)
 
 
+def test_the_second_judge_needs_no_first_steps() -> None:
+    bank = DetectorBank(RULES)
+    window = RULES.window_steps
+    steps = [bank.step_trained(step, step, {"judge_agreement": 0.3}) for step in range(window)]
+    assert [alarm.detector for alarm in steps[-1]] == ["second_judge"]
+    assert not any(steps[:-1])
+    assert bank.trends["judge_agreement"].first == []
+
+
 def test_longer_answers_without_higher_rewards_are_no_trouble() -> None:
     def figures(step: int, noise: random.Random) -> Figures:
         own = with_trouble("length_growth")(step, noise)

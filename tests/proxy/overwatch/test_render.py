@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rich.cells import cell_len
 
 from fakevllm.overwatch.chart import bounds, chart
 from fakevllm.overwatch.snapshot import Notice
+from fakevllm_adapters.protocol.swarm import ReplicaStatus
 from tests.proxy.overwatch.cases import (
     CASES,
     NOW,
@@ -71,6 +73,17 @@ def test_the_released_version_is_shown_once_a_decision_was_made() -> None:
     assert "released" not in rendered_text(snapshot(status(released=0)), 80)
     shown = rendered_text(snapshot(status(released=8, num_releases=3)), 80)
     assert "version 12 · released 8 · my_model" in shown
+
+
+def test_each_replica_is_a_line() -> None:
+    replicas = [
+        ReplicaStatus(name="replica-0", state="serving", version=3, running=2),
+        ReplicaStatus(name="replica-1", state="loading", version=2),
+    ]
+    lines = rendered_text(replace(snapshot_at_work(), replicas=replicas), 100).splitlines()
+    shown = [line for line in lines if "replica-" in line]
+    assert "replica-0: version 3, 2 running, serving" in shown[0]
+    assert "replica-1: version 2, 0 running, loading" in shown[1]
 
 
 def test_control_characters_of_others_are_escaped() -> None:

@@ -42,7 +42,12 @@ ONE_GPU = ClusterSection(gpus_per_node=1, training_gpus=1, colocate="shared")
         ({"engine_args": ["-tp=2"]}, "--tensor-parallel-size contradicts"),
         ({"engine_args": ["--pipeline-parallel-size", "2"]}, "--pipeline-parallel-size contra"),
         ({"trainer_args": ["--num-workers=2"]}, "set cluster.training_gpus instead"),
-        ({"trainer_args": ["--ray-address=head:1"]}, "remove the section cluster"),
+        ({"trainer_args": ["--ray-address=head:1"]}, "set cluster.nodes and cluster.ray_address"),
+        ({"trainer_args": ["--min-workers=1"]}, "set cluster.min_training_gpus instead"),
+        (
+            {"backend": "vllm", "cluster": replace(ONE_GPU, nodes=2)},
+            "nodes is 2, and the embedded trainer runs on one machine: set it to 1, or use",
+        ),
         ({"engine_args": ["--model=other"]}, "serve another model than the one that is trained"),
     ],
 )
@@ -81,9 +86,30 @@ async def test_engine_and_trainer_get_gpus_of_their_own(
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     state = ServerState(ServerConfig("verl", tmp_path, model="demo", cluster=SECTION))
-    specs = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    replicas, of_trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    specs = [*replicas, of_trainer]
     visible = [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs]
     assert visible == [rollout, trainer]
+    await state.close()
+
+
+async def test_on_several_machines_the_workers_join_the_ray_cluster_of_the_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    section = ClusterSection(
+        8, 8, nodes=2, ray_address="head:6379", min_training_gpus=4, tensor_parallel=4
+    )
+    state = ServerState(ServerConfig("verl", tmp_path, model="demo", cluster=section))
+    (rollout,), trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    assert rollout.visible_gpus == "0,1,2,3"
+    assert trainer.visible_gpus is None
+    assert trainer.extra_args == [
+        "--num-workers=8",
+        "--min-workers=4",
+        "--ray-address=head:6379",
+        "--max-gpus=12",
+    ]
     await state.close()
 
 
@@ -92,9 +118,21 @@ async def test_without_a_section_the_engines_inherit_the_servers_gpus(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     state = ServerState(ServerConfig("verl", tmp_path, model="demo"))
-    specs = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    replicas, of_trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    specs = [*replicas, of_trainer]
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["5", "5"]
     assert [spec.visible_gpus for spec in specs] == [None, None]
+    await state.close()
+
+
+async def test_each_replica_has_gpus_a_folder_and_a_seed_of_its_own(tmp_path: Path) -> None:
+    section = ClusterSection(gpus_per_node=8, training_gpus=2, tensor_parallel=2, replicas=3)
+    state = ServerState(ServerConfig("verl", tmp_path, model="demo", cluster=section, seed=5))
+    replicas, trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    assert [spec.visible_gpus for spec in replicas] == ["0,1", "2,3", "4,5"]
+    assert [spec.run_dir for spec in replicas] == [tmp_path / f"replica-{n}" for n in range(3)]
+    assert [spec.seed for spec in replicas] == [5, 6, 7]
+    assert (trainer.visible_gpus, trainer.run_dir, trainer.seed) == ("6,7", tmp_path, 5)
     await state.close()
 
 
@@ -118,6 +156,10 @@ def test_a_server_whose_job_does_not_fit_is_refused_before_it_starts(model: str)
     with pytest.raises(ConfigError, match=r"A GPU that trains needs .*`fakevllm-server plan` show"):
         check_start(on(79, model), large, {})
     check_start(on(10, model), None, {})  # jobs come later
+    fewer = replace(SECTION, gpu_memory_gib=50, min_training_gpus=1)
+    with pytest.raises(ConfigError, match=r"^With cluster\.min_training_gpus = 1: A GPU that tra"):
+        check_start(ServerConfig("verl", RUN, model=model, cluster=fewer), TrainJob(), {})
+    check_start(on(50, model), TrainJob(), {})
     check_start(ServerConfig("verl", RUN, model=model, cluster=SECTION), large, {})
     check_start(ServerConfig("verl", RUN, model=model), large, {"RAY_ADDRESS": "head:1"})
 

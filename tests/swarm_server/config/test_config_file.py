@@ -126,23 +126,25 @@ def test_a_missing_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert "none.yaml cannot be read: No such file" in result.output
 
 
-def test_a_second_rollout_url_is_refused(tmp_path: Path) -> None:
+def test_the_same_rollout_url_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "server.yaml"
     file.write_text("backend: vllm\nrollout-url: http://127.0.0.1:1\n")
-    urls = ["http://127.0.0.1:2", "http://127.0.0.1:3"]
+    urls = ["http://127.0.0.1:2", "http://127.0.0.1:3", "http://127.0.0.1:2/v1/"]
     result = started(file, *(part for url in urls for part in ("--rollout-url", url)))
     assert result.exit_code == 2
-    assert "--rollout-url is given 2 times" in result.stderr
-    assert "leave http://127.0.0.1:3 out" in result.stderr
+    assert "--rollout-url http://127.0.0.1:2 is given twice" in result.stderr
 
 
-def test_a_rollout_url_in_a_file_is_one_text(tmp_path: Path) -> None:
+def test_a_rollout_url_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
     file = tmp_path / "server.yaml"
-    file.write_text("backend: embedded\nrollout-url: http://127.0.0.1:1\n")
-    result = started(file)
-    assert result.exit_code == 2 and "--rollout-url is for --rollout vllm" in result.stderr
-    file.write_text("backend: vllm\nrollout-url: [http://127.0.0.1:1]\n")
-    assert "must be a text" in started(file).stderr
+    for value in ("http://127.0.0.1:1", "[http://127.0.0.1:1, http://127.0.0.1:2]"):
+        file.write_text(f"backend: embedded\nrollout-url: {value}\n")
+        result = started(file)
+        assert result.exit_code == 2 and "--rollout-url is for --rollout vllm" in result.stderr
+    file.write_text("backend: vllm\nrollout-url: 8000\n")
+    assert "must be a text or a list of texts" in started(file).stderr
+    file.write_text("backend: vllm\nrollout-url: [http://127.0.0.1:1]\nreplicas: 2\n")
+    assert "--replicas is for engines that this server starts" in started(file).stderr
 
 
 def written_toml(folder: Path, text: str) -> Path:
@@ -289,7 +291,7 @@ def test_a_file_divides_the_gpus(tmp_path: Path, served: list[ServerConfig]) -> 
         (CLUSTER + "  nodes: two\n", "`nodes` in cluster of .* must be a whole number, got 'two'"),
         (CLUSTER + "  gpu_memory_gib: big\n", "`gpu_memory_gib` in .* must be a number, got 'big'"),
         (CLUSTER + "  colocate: true\n", "`colocate` in .* must be a text, got True"),
-        (CLUSTER + "  nodes: 2\n  replicas: 3\n", r"cluster.nodes = 2 is calculated by `fakevllm-"),
+        (CLUSTER + "  nodes: 2\n  replicas: 3\n", "nodes is 2, and the embedded trainer runs"),
         (CLUSTER + "  tensor_parallel: 2\n", "cluster needs 3 GPUs"),
         (CLUSTER + "engine-arg: [--tensor-parallel-size=2]\n", "contradicts the section cluster"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ SMALLEST: dict[str, Any] = {"gpus_per_node": 8, "training_gpus": 1}
         ({"colocate": "yes"}, "must be one of none, shared, sleep, got 'yes'"),
         ({"gpu_memory_gib": 0}, "gpu_memory_gib must be above 0"),
         ({"gpu_memory_gib": float("nan")}, "gpu_memory_gib must be above 0"),
+        ({"min_training_gpus": 2}, "min_training_gpus is 2, and training_gpus is 1: lower it"),
+        ({"min_training_gpus": 0}, "cluster.min_training_gpus must be 1 or more, got 0"),
         ({"nodes": 2, "training_gpus": 9}, "cannot be placed beside .*: 9 workers do not fit"),
     ],
 )
@@ -57,22 +60,14 @@ def test_every_accepted_division_uses_existing_gpus_and_overlaps_only_if_colocat
     assert len(rollout) == product
     assert len(training) == settings["training_gpus"]
     assert rollout | training <= set(range(section.num_gpus))
+    ranges = [section.replica_range(number) for number in range(settings["replicas"])]
+    assert [gpu for each in ranges for gpu in each] == sorted(rollout)
     assert bool(rollout & training) is section.is_colocated
 
 
-@pytest.mark.parametrize(
-    ("settings", "setting"),
-    [
-        ({"nodes": 2}, "cluster.nodes = 2"),
-        ({"replicas": 2}, "cluster.replicas = 2"),
-        ({"colocate": "sleep"}, 'cluster.colocate = "sleep"'),
-    ],
-)
-def test_what_only_the_plan_knows_is_refused_at_the_start(
-    settings: dict[str, Any], setting: str
-) -> None:
-    section = ClusterSection(**(SMALLEST | settings))
-    with pytest.raises(ConfigError, match=f"^{setting} is calculated .* does not start it"):
+def test_a_rollout_engine_on_several_nodes_is_planned_and_refused_at_the_start() -> None:
+    section = ClusterSection(gpus_per_node=8, training_gpus=1, nodes=2, data_parallel=9)
+    with pytest.raises(ConfigError, match=r"^9 GPUs of the rollout engine on 2 nodes .*not start"):
         section.check_startable({})
 
 
@@ -90,6 +85,20 @@ def test_a_start_needs_the_gpus_that_the_environment_lists_and_no_other_ray_clus
         section.check_startable({"CUDA_VISIBLE_DEVICES": ""})
     with pytest.raises(ConfigError, match="RAY_ADDRESS is set"):
         section.check_startable({"RAY_ADDRESS": "head:6379"})
+
+
+def test_several_machines_need_the_address_of_their_ray_cluster() -> None:
+    section = ClusterSection(gpus_per_node=8, training_gpus=8, nodes=2)
+    with pytest.raises(ConfigError, match=r"cluster\.nodes = 2 needs a Ray .*cluster\.ray_address"):
+        section.check_startable({})
+    joined = replace(section, ray_address="head:6379")
+    joined.check_startable({"CUDA_VISIBLE_DEVICES": "3"})
+    with pytest.raises(ConfigError, match="lists 0 GPUs, and cluster needs 1"):
+        joined.check_startable({"CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(ConfigError, match="RAY_ADDRESS is set"):
+        joined.check_startable({"RAY_ADDRESS": "head:6379"})
+    with pytest.raises(ConfigError, match="ray_address is for several machines, and"):
+        replace(joined, nodes=1, training_gpus=7).check_startable({})
 
 
 def test_workers_never_see_the_gpus_of_the_rollout_engine() -> None:

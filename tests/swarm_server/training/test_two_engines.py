@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from swarm_server import local_engines
-from swarm_server.local_engines import LocalRollout, LocalTrainer
+from swarm_server.local_engines import LocalRollout, LocalTrainer, SleepingRollout
 from swarm_server.loops import JOB, Parts
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
@@ -243,3 +243,42 @@ async def test_a_trainer_in_another_process_gets_no_allowed_token_sets(tmp_path:
     backend = TwoProcesses(LocalRollout(), LocalTrainer(), tmp_path / "weights")
     assert (await backend.start()).endpoint.reports_allowed is False
     await backend.close()
+
+
+async def test_the_engine_sleeps_during_each_step_until_it_loads_the_new_weights(
+    tmp_path: Path,
+) -> None:
+    rollout = SleepingRollout()
+    parts = Parts(tmp_path, rollout=rollout)
+    parts.trainer.may_step.clear()
+    await parts.run.finish_group("a")
+    await parts.trainer.step_begun.wait()
+    assert rollout.is_asleep
+    parts.trainer.may_step.set()
+    await parts.run.trained("a")
+    await parts.run.rolling()
+    assert rollout.events == ["load 0", "sleep", "load 1"]
+    await parts.run.stop()
+
+
+async def test_a_step_that_fails_wakes_the_engine_up(tmp_path: Path) -> None:
+    rollout = SleepingRollout()
+    parts = Parts(tmp_path, rollout=rollout)
+    parts.trainer.plan("step", ActionFailed("out of memory"))
+    await parts.run.finish_group("a")
+    await parts.run.trained("a")
+    await parts.run.rolling()
+    assert rollout.events == ["load 0", "sleep", "wake_up", "sleep", "load 1"]
+    await parts.run.stop()
+
+
+async def test_a_dead_trainer_leaves_no_sleeping_engine(tmp_path: Path) -> None:
+    rollout = SleepingRollout()
+    parts = Parts(tmp_path, rollout=rollout)
+    parts.trainer.plan("step", BackendError("gone"))
+    await parts.run.finish_group("a")
+    await parts.run.trained("a")
+    await parts.run.rolling()
+    assert rollout.events[:3] == ["load 0", "sleep", "wake_up"]
+    assert rollout.events[-2:] == ["sleep", f"load {rollout.loaded[-1]}"]
+    await parts.run.stop()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_server.local_engines import LocalRollout, LocalTrainer
+from swarm_server.local_engines import LocalTrainer, StaleRollout
 from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
@@ -25,30 +24,8 @@ from fakevllm_server.types.backend import ActionFailed, Call, PolicyName
 from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.number_arrays import FloatArray, float_array
 
-STALE = 100.0
-"""Value of theta that no step of these tests reaches."""
 LOG_PROBS = st.lists(st.floats(-50, 0), min_size=1, max_size=40)
 DTYPES = st.sampled_from(sorted(UNIT_ROUNDOFF))
-
-
-class StaleRollout(LocalRollout):
-    """A rollout that keeps old weights in some of its loads, and reports the new version."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_stale: deque[bool] = deque()
-        """Whether each of the next loads keeps old weights."""
-        self.keeps_all_stale = False
-        self.answers = True
-
-    async def load_weights(self, folder: Path, version: int) -> None:
-        await super().load_weights(folder, version)
-        if self.keeps_all_stale or (self.is_stale and self.is_stale.popleft()):
-            assert self.engine is not None
-            self.engine._sampler_theta = STALE  # pyright: ignore[reportPrivateUsage]
-
-    async def probe(self) -> ProbeReply | None:
-        return await super().probe() if self.answers else None
 
 
 class ProbedRun(Run[TwoProcesses]):

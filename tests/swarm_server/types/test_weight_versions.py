@@ -202,3 +202,37 @@ async def test_a_gate_that_a_failed_change_has_closed_stays_closed_after_a_wait(
     gate.abandon()
     with pytest.raises(GateAbandoned):
         await task
+
+
+async def test_held_calls_pass_after_a_release_with_the_old_weights() -> None:
+    gate = WeightGate(3)
+    await gate.hold(bound_s=0)
+    waiting = asyncio.create_task(_version_of_call(gate))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.release()
+    assert await waiting == [3]
+
+
+async def test_held_calls_pass_after_a_change_with_the_new_weights() -> None:
+    gate = WeightGate(3)
+    await gate.hold(bound_s=0)
+    waiting = asyncio.create_task(_version_of_call(gate))
+    await asyncio.sleep(0)
+    async with gate.change(4, bound_s=0):
+        assert not waiting.done()
+    assert await waiting == [4]
+
+
+async def test_a_hold_waits_for_running_calls_but_not_forever() -> None:
+    gate = WeightGate()
+    async with gate.call() as stamp:
+        await gate.hold(bound_s=0)
+        async with gate.change(1, bound_s=0):
+            pass
+    assert stamp.versions == [0, 1]
+
+
+async def _version_of_call(gate: WeightGate) -> list[int]:
+    async with gate.call() as stamp:
+        return stamp.versions

@@ -90,9 +90,12 @@ class Server:
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Server]:
     backend = LocalBackend()
 
+    def open_backend(*_: object) -> LocalBackend:
+        return backend
+
     async def connect(self: ServerState, endpoint: Endpoint) -> None: ...
 
-    monkeypatch.setattr(server_state, "open_backend", lambda *_: backend)
+    monkeypatch.setattr(server_state, "open_backend", open_backend)
     monkeypatch.setattr(ServerState, "connect", connect)
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
     async with opened(tmp_path, backend) as server:

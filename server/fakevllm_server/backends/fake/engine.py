@@ -24,6 +24,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -66,8 +67,20 @@ class FakeEngine:
     interfaces TokenEngine (sampling) and TrainEngine (training)."""
 
     def __init__(
-        self, model_name: str = "fake", seed: int = 0, max_model_len: int = MAX_MODEL_LEN
+        self,
+        model_name: str = "fake",
+        seed: int = 0,
+        max_model_len: int = MAX_MODEL_LEN,
+        *,
+        token_delay_s: float = 0.0,
+        max_num_seqs: int | None = None,
     ) -> None:
+        """Create the engine. `token_delay_s` is the number of seconds that each token takes, and
+        `max_num_seqs` is the maximum number of answers that are sampled at the same time. Both make
+        the engine as slow as a real one, for measurements."""
+        self._token_delay_s = token_delay_s
+        self._slots = None if max_num_seqs is None else asyncio.Semaphore(max_num_seqs)
+        self._num_waiting = 0
         self.model_name = model_name
         self.max_model_len = max_model_len
         self.max_prompt_bytes = max_model_len  # a token is a byte
@@ -133,12 +146,30 @@ class FakeEngine:
         if sampling.grammar is not None:
             text = _constrained_text(sampling.grammar, script)
         tokens = self._sample(prompt_ids, sampling, text, weights)[: sampling.max_tokens]
-        if not (sampling.live or script.delay_s):
+        delay_s = script.delay_s or self._token_delay_s
+        if not (sampling.live or delay_s):
             yield tokens
             return
-        for token in tokens:
-            await asyncio.sleep(script.delay_s)
-            yield [token]
+        async with self._slot():
+            for token in tokens:
+                await asyncio.sleep(delay_s)
+                yield [token]
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncGenerator[None]:
+        """Wait until fewer answers than the maximum are sampled. Then occupy one slot."""
+        if self._slots is None:
+            yield
+            return
+        self._num_waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._num_waiting -= 1
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return decode(ids, skip_special_tokens=skip_special_tokens)
@@ -151,7 +182,7 @@ class FakeEngine:
 
     @property
     def num_waiting(self) -> int:
-        return 0
+        return self._num_waiting
 
     def _sample(
         self,
@@ -361,8 +392,18 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--allow-hub", action="store_true")
     parser.add_argument("--train-only", action="store_true")
+    parser.add_argument("--token-delay-s", type=float, default=0.0, help="seconds of each token")
+    parser.add_argument(
+        "--max-num-seqs", type=int, help="answers that are sampled at the same time"
+    )
     args = parser.parse_args()
-    engine = FakeEngine(args.served_model_name, args.seed, args.max_model_len)
+    engine = FakeEngine(
+        args.served_model_name,
+        args.seed,
+        args.max_model_len,
+        token_delay_s=args.token_delay_s,
+        max_num_seqs=args.max_num_seqs,
+    )
     samples = not args.train_only
     serve(
         engine if samples else None,

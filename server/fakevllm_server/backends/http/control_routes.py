@@ -26,6 +26,7 @@ from fakevllm_server.types.backend import (
     TrainEngine,
 )
 from fakevllm_server.types.demonstrations import Demonstration
+from fakevllm_server.types.weight_transfer import TransferTarget, WeightSender
 
 Json = dict[str, Any]
 
@@ -110,6 +111,8 @@ class ControlRoutes:
                 await self._held().load_policy(body["name"], folder, body["version"])
             case "unload_policy":
                 await self._held().unload_policy(body["name"])
+            case "send_weights":
+                await self._sender().send_weights(TransferTarget(**body["target"]))
             case "export":
                 await self._trainer.export(Path(body["folder"]))
             case "export_adapters":
@@ -132,6 +135,11 @@ class ControlRoutes:
             "dtype": reply.dtype,
             "num_layers": reply.num_layers,
         }
+
+    def _sender(self) -> WeightSender:
+        if not isinstance(self._trainer, WeightSender):
+            raise ValueError("this trainer sends no weights")
+        return self._trainer
 
     def _held(self) -> PolicyEngine:
         if self._policies is None:

@@ -39,6 +39,7 @@ from fakevllm_server.types.demonstrations import Demonstration
 from fakevllm_server.types.engine_spec import EngineSpec
 from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.number_arrays import FloatArray, float_array
+from fakevllm_server.types.weight_transfer import TransferTarget
 from fakevllm_server.types.weight_versions import WeightGate
 
 Json = dict[str, Any]
@@ -149,6 +150,9 @@ class ChildEngine:
         reply = await self._call("POST", "probe", {})
         log_probs = unpack_floats(reply["log_probs"])
         return ProbeReply(reply["ids"], log_probs, reply["dtype"], reply["num_layers"])
+
+    async def send_weights(self, target: TransferTarget) -> None:
+        await self._call("POST", "send_weights", {"target": asdict(target)})
 
     async def export(self, folder: Path) -> None:
         await self._call("POST", "export", {"folder": str(folder)})

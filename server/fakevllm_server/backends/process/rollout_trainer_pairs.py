@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import platform
-import shutil
 import tempfile
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from fakevllm_server.backends.process.child_engine import ChildEngine
+from fakevllm_server.backends.process.weight_transports import FOLDER, WEIGHT_TRANSPORTS
 from fakevllm_server.types.backend import (
-    BackendError,
     BackendRefused,
     BackendStart,
     Endpoint,
@@ -22,6 +22,7 @@ from fakevllm_server.types.backend import (
     Trainer,
 )
 from fakevllm_server.types.known_prompt import ProbeReply
+from fakevllm_server.types.weight_transfer import Sleeper
 
 MEMORY = Path("/dev/shm")
 """Folder in which files are kept in memory and never written to a disk."""
@@ -58,6 +59,10 @@ class OneProcess:
     async def is_sampling(self) -> bool:
         return await self._engine.health()
 
+    @asynccontextmanager
+    async def training(self) -> AsyncGenerator[None]:
+        yield
+
     async def publish(self, version: int) -> None:
         await self._engine.publish(version)
 
@@ -75,16 +80,31 @@ class OneProcess:
 
 
 class TwoProcesses:
-    """A backend of two processes. The trainer exports new weights to a folder. The rollout engine
-    loads them from this folder. If one process dies, only this process is restarted."""
+    """A backend of two processes. New weights get from the trainer to the rollout engine by a
+    weight transport. If one process dies, only this process is restarted."""
 
-    def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
-        """Combine a rollout engine and a trainer. When new weights are passed from the trainer to
-        the rollout engine, the folder `weights_folder` is created, and it is removed again
-        afterwards."""
+    def __init__(
+        self,
+        rollout: Rollout,
+        trainer: Trainer,
+        weights_folder: Path,
+        *,
+        transport: str = FOLDER,
+        sleeps: bool = False,
+    ) -> None:
+        """Combine a rollout engine and a trainer.
+
+        `transport` is the name of a weight transport. If the transport passes new weights through a
+        folder, the folder `weights_folder` is created, and it is removed again afterwards. If
+        `sleeps` is true, the rollout engine frees its memory while the trainer trains.
+        """
         self._rollout = rollout
         self._trainer = trainer
-        self._weights_folder = weights_folder
+        self._transport = WEIGHT_TRANSPORTS[transport](rollout, trainer, weights_folder)
+        self._sleeper: Sleeper | None = None
+        if sleeps:
+            assert isinstance(rollout, Sleeper), "the settings allow only rollouts that can sleep"
+            self._sleeper = rollout
         self._endpoint: Endpoint | None = None
         self._has_trainer = False
         """Whether the trainer was launched successfully. After a failed launch, the next `start`
@@ -122,16 +142,20 @@ class TwoProcesses:
     async def is_sampling(self) -> bool:
         return self._endpoint is not None and await self._rollout.health()
 
-    async def publish(self, version: int) -> None:
+    @asynccontextmanager
+    async def training(self) -> AsyncGenerator[None]:
+        if self._sleeper is None:
+            yield
+            return
         try:
-            await self._make_folder()
-            if self._endpoint is not None and self._endpoint.takes_adapters:
-                await self._trainer.export_adapters(self._weights_folder, "trained")
-            else:
-                await self._trainer.export(self._weights_folder)
-            await self._rollout.load_weights(self._weights_folder, version)
+            await self._sleeper.sleep()
+            yield
         finally:
-            await self._remove_weights()
+            await self._sleeper.wake_up()
+
+    async def publish(self, version: int) -> None:
+        takes_adapters = self._endpoint is not None and self._endpoint.takes_adapters
+        await self._transport.publish(version, takes_adapters=takes_adapters)
 
     async def probe(self) -> ProbeReply | None:
         reply = await self._rollout.probe()
@@ -156,19 +180,6 @@ class TwoProcesses:
     async def close(self) -> None:
         self._endpoint, self._has_trainer = None, False
         await _await_both(self._rollout.close(), self._trainer.close())
-
-    async def _make_folder(self) -> None:
-        await self._remove_weights()
-        try:
-            self._weights_folder.mkdir(mode=0o700, parents=True)
-        except OSError as error:
-            raise BackendError(
-                f"new weights cannot be put into {self._weights_folder} ({error.strerror}): "
-                "name another folder with --weights-dir"
-            ) from None
-
-    async def _remove_weights(self) -> None:
-        await asyncio.to_thread(shutil.rmtree, self._weights_folder, ignore_errors=True)
 
 
 async def _is_healthy(engine: Rollout | Trainer) -> bool:

@@ -13,7 +13,8 @@ from fakevllm_runtime.engines import BOOT_TIMEOUT_S
 from fakevllm_server.backends.process.child_process import REFUSED_EXIT_CODE
 from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.backends.verl.install_check import HOW_TO_INSTALL, check_installed
-from fakevllm_server.types.backend import BackendError
+from fakevllm_server.backends.verl.trainer_arguments import COLLECTIVE_TIMEOUT_S
+from fakevllm_server.types.backend import BackendError, BackendRefused
 
 CLOSE_TIMEOUT_S = 8.0
 """Maximum seconds that this process takes to shut down. Without the limit, Ray may wait for workers
@@ -43,7 +44,7 @@ def _serve(options: argparse.Namespace) -> None:
     # VERL_PLATFORM says otherwise.
     may_be_cpu = options.ray_address is None or os.environ.get("VERL_PLATFORM") == "cpu"
     is_cpu = may_be_cpu and not torch.cuda.is_available()
-    workers_env = workers_environment(is_cpu=is_cpu)
+    workers_env = workers_environment(is_cpu=is_cpu, is_private=options.ray_address is None)
     os.environ.update(workers_env)
     # These imports are slow, and --help does not need them.
     from fakevllm_server.backends.embedded.device_and_dtype import resolve_dtype
@@ -62,10 +63,12 @@ def _serve(options: argparse.Namespace) -> None:
     if lora is not None:
         check_adapters(model_config, lora)
     dtype = resolve_dtype("auto", torch.device("cpu" if is_cpu else "cuda"))
-    num_fake_gpus = (options.num_workers or 1) if is_cpu else 0
+    num_fake_gpus = (options.min_workers or options.num_workers or 1) if is_cpu else 0
     cluster = Cluster(options.ray_address, num_fake_gpus, workers_env)
     try:
-        workers_per_node = place_workers(cluster.num_gpus_per_node(), options.num_workers)
+        num_gpus = cluster.num_gpus_per_node()
+        _check_num_gpus(sum(num_gpus), options.max_gpus)
+        workers_per_node = place_workers(num_gpus, options.num_workers, options.min_workers)
         config = worker_config(
             model,
             is_cpu=is_cpu,
@@ -80,6 +83,7 @@ def _serve(options: argparse.Namespace) -> None:
             on_loopback=cluster.is_private,
             lora=lora,
             lora_seed=options.lora_seed,
+            collective_timeout_s=options.collective_timeout,
         )
         # The reference is the model before any checkpoint is restored. With LoRA, it is the model
         # without its adapters.
@@ -94,11 +98,33 @@ def _serve(options: argparse.Namespace) -> None:
             has_reference=options.keep_reference or lora is not None,
             lora=lora,
             gradient_checkpointing=config.model_config.enable_gradient_checkpointing,
+            start_note=_start_note(workers_per_node, options.num_workers),
         )
         faulthandler.cancel_dump_traceback_later()
         serve(None, trainer, options.socket, on_close=_limit_close_time)
     finally:
         cluster.close()
+
+
+def _check_num_gpus(num_gpus: int, max_gpus: int | None) -> None:
+    """Raise BackendRefused if the Ray cluster has more GPUs than may train."""
+    if max_gpus is not None and num_gpus > max_gpus:
+        raise BackendRefused(
+            f"the Ray cluster has {num_gpus} GPUs, and the section cluster leaves {max_gpus} to "
+            "train: start Ray on this machine with CUDA_VISIBLE_DEVICES set to the GPUs that the "
+            "rollout engine does not use"
+        )
+
+
+def _start_note(workers_per_node: list[int], num_workers: int | None) -> str | None:
+    """Return a line about the workers for the server's log if there are fewer than usual."""
+    num_started = sum(workers_per_node)
+    if num_workers is None or num_started == num_workers:
+        return None
+    return (
+        f"trains with {num_started} of {num_workers} workers, because the Ray cluster has no more "
+        "GPUs that answer; more are used when the trainer starts again"
+    )
 
 
 def _lora(options: argparse.Namespace) -> LoraSettings | None:
@@ -111,9 +137,9 @@ def _limit_close_time() -> None:
     faulthandler.dump_traceback_later(CLOSE_TIMEOUT_S, exit=True)
 
 
-def workers_environment(*, is_cpu: bool) -> dict[str, str]:
+def workers_environment(*, is_cpu: bool, is_private: bool) -> dict[str, str]:
     """Return the environment variables to set in this process and in all workers. `is_cpu` is True
-    if the workers train on CPUs."""
+    if the workers train on CPUs, and `is_private` if all of them are on this machine."""
     # The vendor selects ForestEngine.
     env = {"RAY_USAGE_STATS_ENABLED": "0", "VERL_ENGINE_VENDOR": "fakevllm"}
     if "HF_HUB_OFFLINE" in os.environ:
@@ -127,8 +153,9 @@ def workers_environment(*, is_cpu: bool) -> dict[str, str]:
             # The private cluster declares GPUs that do not exist. Keep Ray from hiding them.
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
         }
+    if is_private:
+        env["GLOO_SOCKET_IFNAME"] = "lo"
     return env
 
 
@@ -197,6 +224,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--num-workers", type=int, help="number of workers, one per GPU; default: all GPUs"
+    )
+    parser.add_argument(
+        "--min-workers",
+        type=int,
+        help="start with fewer workers, but at least this number, if the Ray cluster has fewer "
+        "GPUs than --num-workers; default: --num-workers",
+    )
+    parser.add_argument(
+        "--max-gpus",
+        type=int,
+        help="refuse a Ray cluster with more GPUs than this number; set by the server",
+    )
+    parser.add_argument(
+        "--collective-timeout",
+        type=float,
+        default=COLLECTIVE_TIMEOUT_S,
+        metavar="SECONDS",
+        help="maximum time that a worker waits for another worker; default: %(default)g",
     )
     parser.add_argument(
         "--micro-batch-tokens",

@@ -8,12 +8,15 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fakevllm_server.backends.verl.session_cleanup import start_cleanup_process
 from fakevllm_server.types.backend import BackendRefused
@@ -25,6 +28,9 @@ through the store."""
 CPUS_PER_WORKER = 4
 """CPUs that a private cluster declares for each worker. verl reserves more CPUs than it uses."""
 CONNECT_TIMEOUT_S = 10.0
+NODE_TIMEOUT_S = 90.0
+"""Maximum seconds that a node takes to import this project. Ray considers a node dead only some
+time after it died, and tasks for this node wait until then."""
 MAX_FOLDER_CHARS = 40
 """Maximum length of the path of the temporary folder. Ray adds 60 characters to this path for its
 sockets, and the kernel allows 108 characters for a socket's path."""
@@ -69,14 +75,63 @@ class Cluster:
         return self._folder is not None
 
     def num_gpus_per_node(self) -> list[int]:
-        return [
-            int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node.get("Alive", False)
-        ]
+        """Return the number of GPUs of each node that has GPUs and that answers. Raises
+        BackendRefused if a node cannot import the packages of a worker."""
+        num_gpus = {
+            node["NodeID"]: int(node["Resources"]["GPU"])
+            for node in ray.nodes()
+            if node["Alive"] and node["Resources"].get("GPU", 0) >= 1
+        }
+        if self.is_private:
+            return list(num_gpus.values())
+        return [num_gpus[node] for node in _check_imports(list(num_gpus))]
 
     def close(self) -> None:
         ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _check_imports(nodes: Sequence[str]) -> list[str]:
+    """Import the packages of a worker on the nodes with these IDs. Return the nodes that answer.
+    Raises BackendRefused if a node cannot import the packages."""
+
+    # Ray sends a nested function as code, so the node does not need this project to run it.
+    def import_fault() -> str | None:
+        import importlib
+
+        try:
+            for package in ("verl", "fakevllm_server"):
+                importlib.import_module(package)
+        except ImportError as error:
+            return str(error)
+        return None
+
+    task = ray.remote(num_cpus=0, max_retries=0)(import_fault)
+    replies: dict[Any, str] = {}
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        replies[task.options(scheduling_strategy=strategy).remote()] = node
+    if replies:
+        ray.wait(list(replies), num_returns=len(replies), timeout=NODE_TIMEOUT_S)
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    answered: list[str] = []
+    for reply, node in replies.items():
+        try:
+            fault = ray.get(reply, timeout=0)
+        # Isolated: the other nodes can train without a node that is dead or frozen.
+        except RayError as error:
+            reason = type(error).__name__
+            print(f"Ray node {addresses[node]} is not used: {reason}", file=sys.stderr, flush=True)
+            continue
+        if fault is not None:
+            raise BackendRefused(
+                f"Ray node {addresses[node]} cannot import what a worker needs ({fault}): install "
+                "this project on it with the extra `verl`, as on this machine, and start Ray there "
+                "in that environment"
+            )
+        answered.append(node)
+    return answered
 
 
 def _check_reachable(address: str) -> None:

@@ -3,7 +3,6 @@ interface for training."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -33,7 +32,12 @@ from fakevllm_server.backends.verl.forest_split import WorkerRows
 from fakevllm_server.backends.verl.row_layout import select_responses
 from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
 from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
-from fakevllm_server.backends.verl.trainer_arguments import ADAPTERS_FOLDER, read_lora, write_lora
+from fakevllm_server.backends.verl.trainer_arguments import (
+    ADAPTERS_FOLDER,
+    read_lora,
+    read_num_workers,
+    write_settings,
+)
 from fakevllm_server.backends.verl.worker_group import WorkerGroup, WorkersLost
 from fakevllm_server.backends.verl.worker_loss import ENTROPY_COEFFICIENT, direct_inputs
 from fakevllm_server.types.backend import (
@@ -70,11 +74,13 @@ class VerlTrainer:
         has_reference: bool = False,
         lora: LoraSettings | None = None,
         gradient_checkpointing: bool = False,
+        start_note: str | None = None,
     ) -> None:
         """Create the trainer. If `micro_batch_tokens` is not None, it overrides the job's setting.
         `has_reference` is True if the workers can compute the reference policy. `lora` has the
         settings of the workers' adapters; None means that they train all weights.
-        `gradient_checkpointing` is True if the workers' models use gradient checkpointing."""
+        `gradient_checkpointing` is True if the workers' models use gradient checkpointing.
+        `start_note` is a line about the workers for the server's log, or None."""
         self._cluster = cluster
         self._workers = workers
         self._model = model
@@ -83,14 +89,20 @@ class VerlTrainer:
         self._has_reference = has_reference
         self._lora = lora
         self._gradient_checkpointing = gradient_checkpointing
+        self._start_note = start_note
         self._job = TrainJob()
         self._sharing_attention: str | None = None
         """The attention method with which calls share prefixes, or ROWS if no such method can be
         used. None before the first boot of a job with `forest`."""
         self._thread = SingleThread("trainer", lambda: None)
 
-    async def boot(self, job: TrainJob) -> None:
+    async def boot(self, job: TrainJob) -> str | None:
+        """Apply the settings of a job. The first call returns a line for the server's log, if there
+        is one about the workers. Raises BackendRefused for settings that the verl trainer does not
+        support."""
         await self._run(lambda: self._boot(job))
+        note, self._start_note = self._start_note, None
+        return note
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         """Run one training step on a batch, and return its metrics. Raises PartialStep if the step
@@ -121,10 +133,7 @@ class VerlTrainer:
 
     def _boot(self, job: TrainJob) -> None:
         """Apply the settings of a job. Neither the weights nor the optimizer's moments change.
-        Therefore this method may also be called after a restore.
-
-        Raises BackendRefused for settings that the verl trainer does not support.
-        """
+        Therefore this method may also be called after a restore."""
         # A BackendError here would fail every step of the job, so it becomes a BackendRefused.
         try:
             self._check_model_settings(job)
@@ -181,7 +190,7 @@ class VerlTrainer:
         # verl adds to existing gradients, and a failed step may have left some.
         self._workers.drop_gradients()
         for epoch in range(job.ppo_epochs):
-            values = self._backward(step, is_first=epoch == 0)
+            values = self._first_pass(step, is_first=epoch == 0)
             metrics = step.metrics(values, is_first=epoch == 0)
             epochs.append(metrics)
             no_further_update = NO_UPDATE if epoch == 0 else {"skipped": 1.0}
@@ -191,6 +200,8 @@ class VerlTrainer:
             if not math.isfinite(metrics["loss"]):
                 self._workers.drop_gradients()
                 return mean_of_epochs(epochs) | no_further_update
+            if step.is_coupled:
+                self._second_pass(step, values)
             if epoch == 0 and spec.has_policy_loss and not spec.bypass_mode:
                 step = step.with_log_probs(old=values.log_prob)
             updates.begin()
@@ -199,9 +210,10 @@ class VerlTrainer:
                 return mean_of_epochs(epochs) | no_further_update
         return mean_of_epochs(epochs)
 
-    def _backward(self, step: StepRows, *, is_first: bool) -> RowValues:
-        """Add the gradient of the step's loss to the gradients of the weights. Return the values
-        from which the loss follows. `is_first` is true for the step's first epoch."""
+    def _first_pass(self, step: StepRows, *, is_first: bool) -> RowValues:
+        """Return the values from which the step's loss follows. If no row of the step depends on
+        another row, also add the gradient of the loss to the gradients of the weights. `is_first`
+        is true for the step's first epoch."""
         make = partial(
             make_tensordict,
             step.split,
@@ -209,14 +221,23 @@ class VerlTrainer:
             spec=step.spec,
             with_entropy=needs_entropy(step.spec, is_first=is_first),
         )
-        if not step.is_coupled:
-            data = make(loss_inputs=direct_inputs(step.tokens))
-            return _row_values(step.rows, self._workers.forward_backward(data))
-        values = _row_values(step.rows, self._workers.infer(make(), "trained"))
+        if step.is_coupled:
+            return _row_values(step.rows, self._workers.infer(make(), "trained"))
+        data = make(loss_inputs=direct_inputs(step.tokens))
+        return _row_values(step.rows, self._workers.forward_backward(data))
+
+    def _second_pass(self, step: StepRows, values: RowValues) -> None:
+        """Add the gradient of the loss of a coupled step to the gradients of the weights. `values`
+        are those of its first pass."""
         coefficients = step.coefficients(values)
-        has_entropy = ENTROPY_COEFFICIENT in coefficients
-        self._workers.forward_backward(make(loss_inputs=coefficients, with_entropy=has_entropy))
-        return values
+        data = make_tensordict(
+            step.split,
+            self._max_tokens,
+            spec=step.spec,
+            loss_inputs=coefficients,
+            with_entropy=ENTROPY_COEFFICIENT in coefficients,
+        )
+        self._workers.forward_backward(data)
 
     def _check_loss(self, spec: LossSpec) -> None:
         """Raise BackendError if the workers cannot compute a loss. This check runs before any
@@ -267,38 +288,41 @@ class VerlTrainer:
 
     def _save(self, folder: Path) -> None:
         self._workers.save(folder)
-        write_lora(folder, self._lora)
+        write_settings(folder, self._workers.num_workers, self._lora)
         if self._lora is not None:
             self._workers.export_adapters(folder / ADAPTERS_FOLDER, "trained")
 
     def _restore(self, folder: Path) -> None:
         """Load a checkpoint into the workers.
 
-        If the checkpoint's fsdp_config.json cannot be read, no weight changes, and BackendError is
-        raised. Raises BackendRefused if the checkpoint was saved by a different number of workers,
-        or with other LoRA settings. After a BackendRefused, the server does not try an older
-        checkpoint, because that would undo training steps without the user's consent.
+        If the checkpoint cannot be read or does not fit the model, no weight changes, and
+        BackendError is raised. Raises BackendRefused if the checkpoint was saved with other LoRA
+        settings. After a BackendRefused, the server does not try an older checkpoint, because that
+        would undo training steps without the user's consent.
         """
         try:
-            num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]
+            num_saved = read_num_workers(folder)
             lora = read_lora(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BackendError(
                 f"checkpoint {folder} cannot be read as one of the verl trainer: {error}"
             ) from error
-        if num_saved != self._workers.num_workers:
-            raise BackendRefused(
-                f"checkpoint {folder} was saved by {num_saved} workers, but "
-                f"{self._workers.num_workers} run: start with "
-                f"--trainer-arg=--num-workers={num_saved}"
-            )
         if lora != self._lora:
             raise BackendRefused(
                 f"checkpoint {folder} has {describe_settings(lora)}, and the verl trainer was "
                 f"started with {describe_settings(self._lora)}: keep to what the run began with, "
                 "or choose another --run-dir"
             )
-        self._workers.load(folder)
+        fault = self._workers.restore(folder)
+        if fault is not None:
+            raise BackendError(f"checkpoint {folder} {fault}")
+        if num_saved != self._workers.num_workers:
+            print(
+                f"the checkpoint of {num_saved} workers is divided among "
+                f"{self._workers.num_workers}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     async def _run(self, action: Callable[[], Result]) -> Result:
         return await self._thread.run(lambda: self._exit_if_lost(action))

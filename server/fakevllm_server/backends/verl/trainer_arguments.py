@@ -14,6 +14,21 @@ from typing import Any
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.training.lora_settings import LoraSettings
 
+COLLECTIVE_TIMEOUT_S = 600.0
+"""Maximum seconds that a worker waits for another worker by default. Without this limit, a frozen
+worker stops training for hours."""
+
+STATE_FOLDER = "state"
+"""Folder with the weights and the optimizer's state in a checkpoint, in torch's distributed
+checkpoint format."""
+
+WORKERS_FILE = "workers.json"
+"""File with the number of workers that saved a checkpoint."""
+
+RELEASED_WORKERS_FILE = "fsdp_config.json"
+"""File with the number of workers in a checkpoint of version 0.8.0 or older. No other checkpoint
+has it."""
+
 LORA_FILE = "lora.json"
 """File with the LoRA settings in a checkpoint. A checkpoint of all weights does not have it."""
 
@@ -39,16 +54,26 @@ def arguments_for_job(job: TrainJob) -> list[str]:
 
 
 def arguments_for_checkpoint(checkpoint: Path) -> list[str]:
-    """Return the arguments for a trainer that only exports a checkpoint. The trainer needs as many
-    workers as wrote the checkpoint, and the same adapters."""
-    num_workers = json.loads((checkpoint / "fsdp_config.json").read_bytes())["world_size"]
+    """Return the arguments for a trainer that only exports a checkpoint. The trainer has as many
+    workers as wrote the checkpoint or, if there are fewer GPUs, as many as there are. It has the
+    same adapters."""
+    workers = [f"--num-workers={read_num_workers(checkpoint)}", "--min-workers=1"]
     lora = read_lora(checkpoint)
-    return [f"--num-workers={num_workers}", *([] if lora is None else _lora_arguments(lora))]
+    return [*workers, *([] if lora is None else _lora_arguments(lora))]
 
 
-def write_lora(checkpoint: Path, lora: LoraSettings | None) -> None:
-    """Record in a checkpoint with which LoRA settings it was trained. The value None stands for a
-    checkpoint of all weights."""
+def read_num_workers(checkpoint: Path) -> int:
+    """Return the number of workers that saved a checkpoint."""
+    released = checkpoint / RELEASED_WORKERS_FILE
+    if released.exists():
+        return json.loads(released.read_text())["world_size"]
+    return json.loads((checkpoint / WORKERS_FILE).read_text())["num_workers"]
+
+
+def write_settings(checkpoint: Path, num_workers: int, lora: LoraSettings | None) -> None:
+    """Record in a checkpoint how many workers saved it, and with which LoRA settings it was
+    trained. The value None stands for a checkpoint of all weights."""
+    (checkpoint / WORKERS_FILE).write_text(json.dumps({"num_workers": num_workers}))
     if lora is not None:
         (checkpoint / LORA_FILE).write_text(json.dumps(lora.to_json()))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from verl.single_controller.base.decorator import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl.utils.device import get_device_name, get_torch_device
+from verl.utils.device import get_device_name, get_nccl_backend, get_torch_device
 from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
 from fakevllm_server.backends.embedded.lora import insert_adapters, without_adapters
 from fakevllm_server.backends.embedded.train.checkpoint import write_adapters
 from fakevllm_server.backends.embedded.weights import adapters_of
 from fakevllm_server.backends.training.lora_settings import LoraSettings
+from fakevllm_server.backends.verl.checkpoint_state import WorkerState
 from fakevllm_server.backends.verl.forest_engine import ForestEngine
+from fakevllm_server.backends.verl.trainer_arguments import COLLECTIVE_TIMEOUT_S
 from fakevllm_server.backends.verl.weight_export import gather, write_weights
 from fakevllm_server.types.backend import PolicyName
 
@@ -36,15 +39,25 @@ _dispatch: Any = Dispatch
 
 
 class PolicyWorker(TinkerTrainingWorker):
-    def __init__(self, config: Any, lora: LoraSettings | None = None, lora_seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: Any,
+        lora: LoraSettings | None = None,
+        lora_seed: int = 0,
+        collective_timeout_s: float = COLLECTIVE_TIMEOUT_S,
+    ) -> None:
         """Create the worker. If `lora` is not None, the worker trains LoRA adapters with these
         settings, which `config` must contain too. `lora_seed` is the random seed for the initial
-        values of the adapters."""
-        if get_device_name() == "cpu":
-            # verl requests one backend per device and lists the CPU twice, which torch refuses.
-            torch.distributed.init_process_group(
-                "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
-            )
+        values of the adapters. A worker waits at most `collective_timeout_s` seconds for another
+        one, and fails then."""
+        # verl sets no timeout. For the CPU, it lists one backend twice, which torch refuses.
+        device = get_device_name()
+        torch.distributed.init_process_group(
+            "gloo" if device == "cpu" else f"cpu:gloo,{device}:{get_nccl_backend()}",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=collective_timeout_s),
+        )
         super().__init__(config=config)
         self._lora = lora
         self._lora_seed = lora_seed
@@ -96,6 +109,19 @@ class PolicyWorker(TinkerTrainingWorker):
             return self.infer_batch(data)
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
+    def save_state(self, folder: Path) -> None:
+        """Write weights, optimizer state and random states to a checkpoint, as `WorkerState`
+        describes."""
+        with self._state() as state:
+            state.save(folder)
+
+    @register(dispatch_mode=_dispatch.ONE_TO_ALL)
+    def restore_state(self, folder: Path) -> str | None:
+        """Load a checkpoint. Return None, or why the checkpoint does not fit the model."""
+        with self._state() as state:
+            return state.restore(folder)
+
+    @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def export_weights(self, folder: Path, dtype: torch.dtype, is_gathered: bool) -> None:
         """Write the weights as safetensors files, as the function `write_weights` describes."""
         with self._on_device():
@@ -123,6 +149,15 @@ class PolicyWorker(TinkerTrainingWorker):
         assert self._lora is not None, "the worker trains no adapters"
         insert_adapters(module, self._lora, self._lora_seed)
         return module
+
+    @contextmanager
+    def _state(self) -> Iterator[WorkerState]:
+        """Keep weights and optimizer state on the device within the `with` block, and yield
+        them."""
+        engine: Any = self.engine
+        with engine.train_mode(zero_grad_on_exit=False), torch.no_grad():
+            self._reshard()
+            yield WorkerState(self._module, engine.optimizer, self.rank)
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:

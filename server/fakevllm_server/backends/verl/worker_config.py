@@ -61,8 +61,8 @@ def worker_config(
         optimizer_config=FSDPOptimizerConfig(
             lr=1e-6, betas=BETAS, weight_decay=0.0, lr_warmup_steps=0, total_training_steps=1
         ),
-        # A checkpoint with adapters does not need the model's own weights, which never change.
-        checkpoint_config=CheckpointConfig(save_lora_only=lora is not None),
+        # Never used: the trainer has checkpoints of its own.
+        checkpoint_config=CheckpointConfig(),
     )
 
 

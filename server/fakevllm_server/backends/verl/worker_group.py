@@ -20,6 +20,7 @@ from fakevllm_server.backends.torch_forest.attention.registry import (
 )
 from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.backends.verl.cluster import LOOPBACK
+from fakevllm_server.backends.verl.trainer_arguments import COLLECTIVE_TIMEOUT_S
 from fakevllm_server.backends.verl.worker import PolicyWorker
 from fakevllm_server.backends.verl.worker_loss import worker_loss
 from fakevllm_server.types.backend import BackendError, PolicyName
@@ -47,19 +48,26 @@ class WorkerGroup:
         on_loopback: bool,
         lora: LoraSettings | None = None,
         lora_seed: int = 0,
+        collective_timeout_s: float = COLLECTIVE_TIMEOUT_S,
     ) -> None:
         """Start the workers. `on_loopback` is True if all workers are on this machine. The workers
         then connect to each other through the loopback address. If `lora` is not None, the workers
-        train LoRA adapters with these settings, whose initial values depend on `lora_seed`."""
+        train LoRA adapters with these settings, whose initial values depend on `lora_seed`. A
+        worker waits at most `collective_timeout_s` seconds for another one."""
         self.num_workers = sum(workers_per_node)
         self._num_nodes = len(workers_per_node)
+        self._collective_timeout_s = collective_timeout_s
         pool = RayResourcePool(
             process_on_nodes=workers_per_node, use_gpu=True, max_colocate_count=1
         )
         self._group: Any = RayWorkerGroup(
             resource_pool=pool,
             ray_cls_with_init=RayClassWithInitArgs(
-                ray.remote(PolicyWorker), config=config, lora=lora, lora_seed=lora_seed
+                ray.remote(PolicyWorker),
+                config=config,
+                lora=lora,
+                lora_seed=lora_seed,
+                collective_timeout_s=collective_timeout_s,
             ),
             device_name=get_device_name(),
             **(_loopback_rendezvous() if on_loopback else {}),
@@ -125,23 +133,30 @@ class WorkerGroup:
         self._call_all("export_adapters", folder, policy)
 
     def save(self, folder: Path) -> None:
-        self._call_all("save_checkpoint", str(folder))
+        self._call_all("save_state", folder)
 
-    def load(self, folder: Path) -> None:
-        self._call_all("load_checkpoint", str(folder))
+    def restore(self, folder: Path) -> str | None:
+        """Load a checkpoint. Return None, or why the checkpoint does not fit the model."""
+        return self._call_all("restore_state", folder)[0]
 
     def _call_all(self, method: str, *arguments: object) -> list[Any]:
         return self._wait(self._group.execute_all_async(method, *arguments))
 
     def _wait(self, futures: Sequence[ray.ObjectRef]) -> list[Any]:
         """Wait for a call on all ranks, and return the results of all ranks. If the call fails on
-        one rank, raise the error at once, because the other ranks would wait for this rank
-        forever."""
-        waiting = list(futures)
+        one rank, raise the error at once, because the other ranks would wait for this rank. If a
+        rank does not return although another one has, it is frozen, and counts as lost."""
+        waiting, timeout_s = list(futures), None
         try:
             while waiting:
-                done, waiting = ray.wait(waiting)
+                done, waiting = ray.wait(waiting, timeout=timeout_s)
+                if not done:
+                    raise WorkersLost(
+                        f"{len(waiting)} of {self.num_workers} workers have not answered for "
+                        f"{timeout_s:g} s"
+                    )
                 ray.get(done)
+                timeout_s = self._collective_timeout_s
             return ray.get(list(futures))
         except RayTaskError as error:
             if self.num_workers > 1:

@@ -8,25 +8,32 @@ from collections.abc import Sequence
 from fakevllm_server.types.backend import BackendRefused
 
 
-def place_workers(num_gpus_per_node: Sequence[int], num_workers: int | None) -> list[int]:
+def place_workers(
+    num_gpus_per_node: Sequence[int], num_workers: int | None, min_workers: int | None = None
+) -> list[int]:
     """Return the number of workers on each node that gets workers. All these nodes get the same
     number of workers, and as few nodes as possible are used. `num_gpus_per_node` has the number of
     GPUs of each node. A worker takes one GPU.
 
-    If `num_workers` is None, there is one worker for each GPU. Raises BackendRefused if no
-    placement is possible.
+    If `num_workers` is None, there is one worker for each GPU. If the workers do not fit, place as
+    many as possible, but at least `min_workers`. If `min_workers` is None, place all of them.
+    Raises BackendRefused if no placement is possible.
 
     >>> place_workers([8, 8], None), place_workers([8, 8], 4), place_workers([8, 8, 2], 12)
     ([8, 8], [4], [6, 6])
+    >>> place_workers([8, 2], 16, min_workers=1)
+    [8]
     """
     nodes = sorted((count for count in num_gpus_per_node if count), reverse=True)
     wanted = sum(nodes) if num_workers is None else num_workers
-    for num_nodes in range(1, len(nodes) + 1):
-        workers_per_node, rest = divmod(wanted, num_nodes)
-        if rest == 0 and 0 < workers_per_node <= nodes[num_nodes - 1]:
-            return [workers_per_node] * num_nodes
+    smallest = wanted if min_workers is None else min(min_workers, wanted)
+    for number in range(wanted, smallest - 1, -1):
+        for num_nodes in range(1, len(nodes) + 1):
+            workers_per_node, rest = divmod(number, num_nodes)
+            if rest == 0 and 0 < workers_per_node <= nodes[num_nodes - 1]:
+                return [workers_per_node] * num_nodes
     raise BackendRefused(
         f"{wanted} workers do not fit: each needs one GPU, every node needs the same number of "
         f"workers, and the numbers of GPUs of the nodes are "
-        f"{', '.join(map(str, nodes)) or 'none'}; set --num-workers"
+        f"{', '.join(map(str, nodes)) or 'none'}; lower cluster.training_gpus or --num-workers"
     )

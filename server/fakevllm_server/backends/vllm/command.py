@@ -6,6 +6,8 @@ Arguments that break an assumption of the server are refused.
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +15,11 @@ from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.http.policies import MAX_POLICIES
+from fakevllm_server.backends.vllm.weight_update import transfer_engine
+from fakevllm_server.backends.weight_transfer import PLUGIN_PATH
 from fakevllm_server.types.backend import BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.weight_transfer import IPC, JSON
 
 SUPERVISOR = (sys.executable, "-m", "fakevllm_server.backends.vllm.process_supervisor", "--")
 VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
@@ -140,7 +145,7 @@ def max_lora_rank(spec: EngineSpec) -> int | None:
     Raise BackendRefused if the user has passed `--enable-lora`, but the job trains no adapters or
     the rank of the job's adapters is too high for vLLM.
     """
-    if spec.url is not None or not _enables_lora(spec.extra_args):
+    if spec.url is not None or not has_lora_flag(spec.extra_args):
         return None
     if spec.lora_rank == 0:
         raise BackendRefused(
@@ -156,6 +161,14 @@ def max_lora_rank(spec: EngineSpec) -> int | None:
     )
 
 
+def transfer_engine_of(spec: EngineSpec, install: Install) -> str | None:
+    """Return the name of vLLM's weight transfer engine. Return None if vLLM loads new weights from
+    a folder."""
+    if spec.weight_transport != "vllm":
+        return None
+    return transfer_engine(is_cpu=install.is_cpu, shares_gpu=spec.shares_gpu)
+
+
 def job_arguments(job: TrainJob) -> dict[str, str]:
     """Return the arguments of `vllm serve` for a job's engine settings. The keys are the names of
     the arguments without leading dashes.
@@ -168,7 +181,11 @@ def job_arguments(job: TrainJob) -> dict[str, str]:
 
 
 def serve_environment(
-    inherited: Mapping[str, str], install: Install, *, holds_adapters: bool = False
+    inherited: Mapping[str, str],
+    install: Install,
+    *,
+    holds_adapters: bool = False,
+    transfer_engine: str | None = None,
 ) -> dict[str, str]:
     """Return the environment variables for vLLM's process. Variables in `inherited` override the
     defaults of this function. There are two exceptions. VLLM_API_KEY is always removed, because the
@@ -189,6 +206,12 @@ def serve_environment(
     result["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
     if holds_adapters:
         result["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if transfer_engine == IPC:
+        # vLLM gets handles of GPU memory as a pickle. Only the server reaches vLLM's socket.
+        result["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    if transfer_engine == JSON:
+        path = [str(PLUGIN_PATH), result.get("PYTHONPATH", "")]
+        result["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     return result
 
 
@@ -227,7 +250,7 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         yield name, value if has_value else None if following.startswith("--") else following
 
 
-def _enables_lora(arguments: Sequence[str]) -> bool:
+def has_lora_flag(arguments: Sequence[str]) -> bool:
     """Return True if vLLM gets `--enable-lora`. If the arguments contain the flag or its negation
     several times, the last occurrence decides, as in vLLM."""
     flags = [argument.replace("_", "-") for argument in arguments]
@@ -255,6 +278,11 @@ def _defaults(
     yield "logprobs-mode", "processed_logprobs"
     yield "enable-prefix-caching", None
     yield "disable-uvicorn-access-log", None
+    engine = transfer_engine_of(spec, install)
+    if engine is not None:
+        yield "weight-transfer-config", json.dumps({"backend": engine})
+    if spec.sleeps and not install.is_cpu:  # vLLM has this argument for GPUs only
+        yield "enable-sleep-mode", None
     parser = tool_parser(chat_template)
     if parser is not None or "tool-call-parser" in parse_flags(spec.extra_args):
         yield "enable-auto-tool-choice", None

@@ -25,6 +25,8 @@ PAUSE_TIMEOUT_S = 120.0
 """Timeout of a pause. vLLM first finishes its current engine step, which may have a large batch."""
 RELOAD_TIMEOUT_S = 900.0
 """Timeout of loading new weights. vLLM may read hundreds of gigabytes from a slow disk."""
+SLEEP_TIMEOUT_S = 120.0
+"""Timeout of falling asleep and of waking up. vLLM copies its weights to or from the CPU."""
 NO_ROUTE = 404, 405
 CONNECTION_ERRORS = aiohttp.ClientError, OSError, TimeoutError
 
@@ -40,6 +42,8 @@ class ControlClient:
         else:
             connector = aiohttp.TCPConnector(force_close=True, limit=0)
         self._http = aiohttp.ClientSession(url, connector=connector, headers=headers)
+        self._is_cache_asleep = False
+        """Whether vLLM has freed the memory of its KV cache, or may have."""
 
     async def close(self) -> None:
         await self._http.close()
@@ -67,7 +71,7 @@ class ControlClient:
         await self._require("/pause?mode=keep", PAUSE_TIMEOUT_S)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load new weights into a paused vLLM, and then resume vLLM.
+        """Load new weights from a folder into a paused vLLM, and then resume vLLM.
 
         Because of the pause, no engine step uses a mixture of old and new weights. If loading
         fails, vLLM stays paused. Raise ActionFailed if vLLM reports a failure. Raise BackendError
@@ -75,6 +79,44 @@ class ControlClient:
         """
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._require("/collective_rpc", RELOAD_TIMEOUT_S, body)
+        await self.serve(version)
+
+    async def discard_weight_update(self) -> None:
+        """End a weight update that has failed, so that weights can be loaded from a folder.
+
+        vLLM counts the loaded numbers of each layer, to know when a layer is complete. After a
+        failed update, the layers still count what they got. A further load would then complete
+        them too early, with a part of their weights. The end of an update resets these counts.
+        """
+        # This fails if the update is still active.
+        await self.post("/start_weight_update", {}, PAUSE_TIMEOUT_S)
+        await self._require("/finish_weight_update", RELOAD_TIMEOUT_S, {})
+
+    async def sleep(self) -> None:
+        """Pause vLLM, and let it free the memory of its weights and its KV cache on the GPU. The
+        weights are kept in the memory of the CPU. Running requests are kept too, and are computed
+        again from their tokens later.
+
+        Raise ActionFailed if vLLM reports a failure. Raise BackendError if vLLM does not respond.
+        """
+        self._is_cache_asleep = True
+        await self._require("/sleep?level=1&mode=keep", SLEEP_TIMEOUT_S)
+
+    async def wake_up_weights(self) -> None:
+        """Let a sleeping vLLM get its weights back into the memory of the GPU. vLLM stays paused
+        until `serve`, or until `wake_up_cache` and `resume`."""
+        await self._require("/wake_up?tags=weights", SLEEP_TIMEOUT_S)
+
+    async def wake_up_cache(self) -> None:
+        """Let a vLLM whose KV cache sleeps get the memory for it again. If its weights are awake,
+        vLLM may sample from then on."""
+        if self._is_cache_asleep:
+            await self._require("/wake_up?tags=kv_cache", SLEEP_TIMEOUT_S)
+            self._is_cache_asleep = False
+
+    async def serve(self, version: int) -> None:
+        """Resume a paused vLLM that has new weights. Raise ActionFailed if vLLM reports a failure.
+        Raise BackendError if vLLM does not respond."""
         # The KV cache of the old weights is discarded, also for paused requests. These are computed
         # again from their tokens.
         path = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
@@ -86,6 +128,7 @@ class ControlClient:
             )
         if not await self.update_version(version):
             log.debug("vLLM did not record the version of its weights: it has no such route")
+        await self.wake_up_cache()
         await self.resume()
 
     async def resume(self) -> None:
@@ -95,6 +138,15 @@ class ControlClient:
 
     async def is_paused(self) -> bool:
         return (await self.get("/is_paused")).json.get("is_paused") is True
+
+    async def world_size(self) -> int:
+        """Return the number of vLLM's worker processes. Raise ActionFailed if vLLM does not report
+        it."""
+        response = await self.get("/get_world_size")
+        size = response.json.get("world_size")
+        if not isinstance(size, int):
+            raise ActionFailed(f"vLLM does not report its number of workers: {response.detail}")
+        return size
 
     async def update_version(self, version: int) -> bool:
         """Report the version of the current weights to vLLM. Return True if vLLM has recorded the

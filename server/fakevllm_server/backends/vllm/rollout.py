@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from fakevllm_runtime.engines import VLLM_BOOT_TIMEOUT_S
@@ -22,6 +23,7 @@ from fakevllm_server.backends.vllm.command import (
     parse_flags,
     serve_command,
     serve_environment,
+    transfer_engine_of,
 )
 from fakevllm_server.backends.vllm.control_client import NO_ROUTE, ControlClient
 from fakevllm_server.backends.vllm.held_adapters import HeldAdapters
@@ -34,9 +36,11 @@ from fakevllm_server.backends.vllm.model_folder import (
 from fakevllm_server.backends.vllm.remote_url import base_url, host_and_port
 from fakevllm_server.backends.vllm.startup_errors import explain_startup_error
 from fakevllm_server.backends.vllm.watchdog import wait_until_hung
+from fakevllm_server.backends.vllm.weight_update import load_from_folder, receive
 from fakevllm_server.types.backend import BackendError, BackendRefused, Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 from fakevllm_server.types.known_prompt import ProbeReply
+from fakevllm_server.types.weight_transfer import ExportWeights, SendWeights, TransferTarget
 from fakevllm_server.types.weight_versions import WeightGate
 
 log = logging.getLogger("fakevllm.server")
@@ -49,6 +53,10 @@ NO_POLICIES = (
 DRAIN_BOUND_S = 15.0
 """Maximum seconds that new weights wait for calls in progress. Longer calls continue with the new
 weights."""
+NUM_REPEATED_PROBES = 3
+"""Number of further answers to the known prompt that an external vLLM must give. Each request has a
+connection of its own. If a load balancer divides the requests among two engines at random, the
+answers are those of one engine with a probability of 1/8."""
 MAX_FAILED_PUBLISHES = 3
 """Number of failed publishes (attempts to load new weights) in a row after which an external vLLM
 counts as unhealthy. The server then connects to this vLLM again and probes it again."""
@@ -70,12 +78,16 @@ class VllmRollout:
         """Whether this vLLM, or an earlier one with the same arguments, has held adapters."""
         self._held_adapters: HeldAdapters | None = None
         """The record of held adapters in the run directory; None if vLLM holds no adapters."""
+        self._transfer_engine: str | None = None
+        """Name of vLLM's weight transfer engine, or None if it loads weights from folders only."""
         self._known_prompt: list[int] | None = None
         """Token ids of the known prompt, or None before they were requested."""
         self._gate = WeightGate()
         self._closing: asyncio.Future[None] | None = None
         self._is_changing = False
         """Whether vLLM is paused, or about to be paused, for new weights."""
+        self._is_asleep = False
+        """Whether vLLM has freed its memory for a training step, or is about to."""
         self._num_failed = 0
         """Number of publishes in a row that failed after the pause."""
 
@@ -116,10 +128,58 @@ class VllmRollout:
         bound_s = self._spec.drain_bound_s or DRAIN_BOUND_S
         async with self._gate.change(version, bound_s, lambda: self._pause(client)):
             try:
-                await self._push(client, folder, version)
+                await load_from_folder(client, folder, version)
             except BackendError as failure:
                 raise await self._publish_failure(failure, folder) from None
-            self._is_changing, self._num_failed = False, 0
+            self._new_weights_are_served()
+
+    async def receive_weights(self, send: SendWeights, export: ExportWeights, version: int) -> None:
+        """Replace the weights that vLLM serves by those that the trainer's process sends.
+
+        vLLM is paused as in `load_weights`. If sending fails, vLLM stays paused and loads the
+        weights from a folder. If this fails too, vLLM is ended, and BackendError is raised.
+        """
+        client = self._connected_client()
+        async with self._gate.change(version, DRAIN_BOUND_S, lambda: self._pause(client)):
+            try:
+                target = await self._transfer_target(client)
+                await receive(client, send, target, export, version)
+            except BackendError as failure:
+                raise await self._publish_failure(failure, Path()) from None
+            self._new_weights_are_served()
+
+    async def sleep(self) -> None:
+        """Let vLLM free the memory of the GPU. Calls that arrive later wait until `wake_up`, or
+        until new weights are served. Before, running calls have up to `DRAIN_BOUND_S` seconds to
+        finish. Longer calls continue when vLLM serves again.
+
+        Raise BackendError if vLLM does not fall asleep. vLLM is then ended, because it may still
+        use the memory.
+        """
+        client = self._connected_client()
+        self._is_asleep = True
+        await self._gate.hold(DRAIN_BOUND_S)
+        try:
+            await client.sleep()
+        except BackendError as failure:
+            await self.close()
+            raise BackendError(f"vLLM did not fall asleep and was ended: {failure}") from None
+
+    async def wake_up(self) -> None:
+        """If vLLM sleeps, let it serve again with the weights that it had before. Raise
+        BackendError if vLLM does not wake up. vLLM is then ended."""
+        if not self._is_asleep:
+            return
+        client = self._connected_client()
+        try:
+            await client.wake_up_weights()
+            await client.wake_up_cache()
+            await client.resume()
+        except BackendError as failure:
+            await self.close()
+            raise BackendError(f"vLLM did not wake up and was ended: {failure}") from None
+        self._is_asleep = False
+        self._gate.release()
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
         await self._policy_holder().load_policy(name, folder, version)
@@ -149,7 +209,15 @@ class VllmRollout:
         assert served is not None, "the model is known while vLLM is connected"
         if self._known_prompt is None:
             self._known_prompt = await known_prompt_ids(client, served.name, served.max_model_len)
-        return await known_prompt_reply(client, served.name, self._known_prompt, num_layers)
+        ids = self._known_prompt
+        reply = await known_prompt_reply(client, served.name, ids, num_layers)
+        if self._spec.url is None:
+            return reply
+        again = [
+            await known_prompt_reply(client, served.name, ids, num_layers)
+            for _ in range(NUM_REPEATED_PROBES)
+        ]
+        return replace(reply, repeated=[each.log_probs for each in again])
 
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:
@@ -194,7 +262,7 @@ class VllmRollout:
                 await self._resume_external(self._client)
             await self._client.close()
             self._client = None
-        self._is_changing, self._num_failed = False, 0
+        self._is_changing, self._is_asleep, self._num_failed = False, False, 0
         await self._process.close()
         if self._adapters is not None:
             self._adapters = None
@@ -211,6 +279,7 @@ class VllmRollout:
                 "vLLM %s is untested; tested versions are >=%s,<%s", install.version, low, high
             )
         template = read_chat_template(spec.model, parse_flags(spec.extra_args))
+        self._transfer_engine = transfer_engine_of(spec, install)
         holds_adapters = max_lora_rank(spec) is not None
         if holds_adapters:
             await self._remove_adapter_files()
@@ -221,7 +290,12 @@ class VllmRollout:
         self._socket = spec.new_socket()
         await self._process.start(
             serve_command(spec, install, self._socket, template),
-            serve_environment(spec.environment, install, holds_adapters=holds_adapters),
+            serve_environment(
+                spec.environment,
+                install,
+                holds_adapters=holds_adapters,
+                transfer_engine=self._transfer_engine,
+            ),
         )
         self._client = ControlClient(CHILD_URL, self._socket, {})
         log_start = _size(spec.log_file)
@@ -305,13 +379,15 @@ class VllmRollout:
         """Pause vLLM. Raise BackendError if the pause request fails.
 
         vLLM may be paused even if the request failed. Therefore vLLM is resumed before the error is
-        raised, if vLLM still has its old weights.
+        raised, if vLLM still has its old weights. A sleeping vLLM is paused already, and needs only
+        the memory for its weights.
         """
         self._is_changing = True
         try:
-            await client.pause()
+            await (client.wake_up_weights() if self._is_asleep else client.pause())
         except BackendError as failure:
-            if self._num_failed:  # vLLM no longer has the old weights: do not resume it.
+            # vLLM no longer has the old weights, or no memory for them: do not resume it.
+            if self._num_failed or self._is_asleep:
                 raise await self._pause_failure(failure) from None
             # vLLM may have paused although the request failed.
             response = await client.post("/resume")
@@ -335,15 +411,16 @@ class VllmRollout:
         self._warn_paused()
         return BackendError(f"{self._name} was not paused for new weights: {failure}")
 
-    async def _push(self, client: ControlClient, folder: Path, version: int) -> None:
-        """Load new weights into a paused vLLM. If the load fails, try once more."""
-        try:
-            await client.load_weights(folder, version)
-        except BackendError as failure:
-            log.warning("vLLM did not take the new weights: %s; trying once more", failure)
-            # vLLM may have resumed although the request failed.
-            await client.pause()
-            await client.load_weights(folder, version)
+    def _new_weights_are_served(self) -> None:
+        self._is_changing, self._is_asleep, self._num_failed = False, False, 0
+
+    async def _transfer_target(self, client: ControlClient) -> TransferTarget:
+        """Return the vLLM to which the trainer sends weights. Raise ActionFailed if vLLM does not
+        say how many workers it has."""
+        assert self._transfer_engine is not None, "vLLM was started for a weight transfer"
+        assert self._socket is not None, "weights are sent only to a vLLM that the server starts"
+        size = await client.world_size()
+        return TransferTarget(str(self._socket), self._transfer_engine, size)
 
     async def _publish_failure(self, failure: BackendError, folder: Path) -> BackendError:
         """Handle a failure to load new weights, and return the error to raise. If vLLM is a child
@@ -377,7 +454,9 @@ class VllmRollout:
 
     async def _wait_until_hung(self, client: ControlClient) -> str:
         problem = await wait_until_hung(
-            client, lambda: self._gate.num_running, lambda: self._is_changing
+            client,
+            lambda: self._gate.num_running,
+            lambda: self._is_changing or self._is_asleep,
         )
         return f"vLLM {problem}"
 

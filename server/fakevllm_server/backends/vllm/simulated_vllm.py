@@ -13,6 +13,9 @@ The simulation behaves as follows:
   adapter_config.json.
 * It samples nothing while it is paused.
 * After a failed reload of the weights, the text HALF_LOADED takes the place of the weights.
+* A weight transfer sends the weights in pieces of this text. From its start to its end, the text
+  HALF_LOADED takes the place of the weights.
+* While it sleeps, it is paused. It serves again when weights and cache are awake.
 
 Each `Fault` makes the simulation behave like a vLLM with one wrong setting or one failure.
 """
@@ -35,6 +38,14 @@ from fakevllm_server.backends.vllm.capability_checks import UPDATE_ROUTES
 
 Json = dict[str, Any]
 
+TRANSFER_ROUTES = (
+    "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+)
+TRANSFER_START = "start_weight_update"
+SLEEP_ROUTES = ("/sleep", "/wake_up")
 VOCABULARY = 32
 PROMPT_IDS = [5, 6, 7]
 MAX_MODEL_LEN = 512
@@ -61,6 +72,9 @@ class Fault(StrEnum):
     DIES_IN_RELOAD = "dies-in-reload"
     SAMPLES_NOTHING = "samples-nothing"
     CACHE_STAYS = "cache-stays"
+    TRANSFERS_FAIL = "transfers-fail"
+    SLEEP_FAILS = "sleep-fails"
+    WAKE_UP_FAILS = "wake-up-fails"
     ADAPTERS_FAIL = "adapters-fail"
     ONE_ADAPTER_REPLY_IS_LOST = "one-adapter-reply-is-lost"
     ONE_UNLOAD_FAILS = "one-unload-fails"
@@ -74,7 +88,14 @@ class SimulatedVllm:
         self.is_paused = False
         self.version: str | None = None
         self.control_requests: list[str] = []
-        """The requested control routes, in the order of the requests."""
+        """The requested control routes, in the order of the requests. Routes of SLEEP_ROUTES are
+        with their query."""
+        self.sleeping: set[str] = set()
+        """What sleeps, by the names of vLLM's tags."""
+        self.updates: list[str] = []
+        """The pieces of new weights that the last complete weight transfer has sent."""
+        self._update: list[str] | None = None
+        """The pieces of new weights that a weight transfer has sent. None if there is none."""
         self.adapters: dict[str, str] = {}
         """Maps the name of each loaded adapter to the content of its answers."""
         self._resumed = asyncio.Event()
@@ -82,7 +103,7 @@ class SimulatedVllm:
 
     def app(self) -> web.Application:
         """Return the HTTP application of the simulated vLLM."""
-        app = web.Application()
+        app = web.Application(client_max_size=2**30)  # vLLM has no limit
         app.add_routes(
             [
                 web.get("/health", self._health),
@@ -98,6 +119,10 @@ class SimulatedVllm:
             app.add_routes([web.post("/v1/unload_lora_adapter", self._unload_adapter)])
         if Fault.NO_DEV_MODE not in self.faults:
             app.add_routes([web.post(route, self._control) for route in UPDATE_ROUTES])
+            app.add_routes([web.post(route, self._transfer) for route in TRANSFER_ROUTES])
+            app.add_routes([web.post(route, self._sleep_or_wake) for route in SLEEP_ROUTES])
+            app.add_routes([web.get("/get_world_size", self._world_size)])
+            app.add_routes([web.get("/control_requests", self._control_requests)])
             app.add_routes([web.get("/is_paused", self._paused)])
             if Fault.NO_VERSION_ROUTE not in self.faults:
                 app.add_routes([web.post("/update_weight_version", self._update_version)])
@@ -180,6 +205,51 @@ class SimulatedVllm:
                 return self._reload(await request.json())
         return web.json_response({"status": "done"})
 
+    async def _transfer(self, request: web.Request) -> web.Response:
+        """Answer a route of a weight transfer, in the order that vLLM demands."""
+        route = request.path.strip("/")
+        self.control_requests.append(route)
+        body: Json = await request.json()
+        is_started = self._update is not None
+        if route != "init_weight_transfer_engine" and is_started == (route == TRANSFER_START):
+            return _server_error(f"{route} out of order")
+        if self._update is None:
+            self._update = [] if route == TRANSFER_START else None
+            self.weights = HALF_LOADED if route == TRANSFER_START else self.weights
+        elif route == "update_weights":
+            if Fault.TRANSFERS_FAIL in self.faults:
+                self._update = None
+                return _server_error("shapes differ")
+            self._update.append(body["update_info"]["weights"])
+        else:
+            self.weights = "".join(self._update) or HALF_LOADED
+            self.updates, self._update = self._update, None
+        return web.json_response({"message": "done"})
+
+    async def _sleep_or_wake(self, request: web.Request) -> web.Response:
+        self.control_requests.append(request.path_qs.strip("/"))
+        if request.path == "/sleep":
+            if Fault.SLEEP_FAILS in self.faults:
+                return _server_error("no sleep")
+            self.sleeping = {"weights", "kv_cache"}
+            self.is_paused = True
+            self._resumed.clear()
+        elif Fault.WAKE_UP_FAILS in self.faults:
+            return _server_error("no memory")
+        else:
+            self.sleeping -= set(request.query.getall("tags"))
+            if not self.sleeping:
+                self.is_paused = False
+                self._resumed.set()
+        return web.Response()
+
+    async def _world_size(self, request: web.Request) -> web.Response:
+        return web.json_response({"world_size": 1})
+
+    async def _control_requests(self, request: web.Request) -> web.Response:
+        """Return the requested control routes. vLLM has no such route."""
+        return web.json_response(self.control_requests)
+
     async def _update_version(self, request: web.Request) -> web.Response:
         self.control_requests.append(request.path.strip("/"))
         if Fault.VERSION_FAILS in self.faults:
@@ -189,6 +259,10 @@ class SimulatedVllm:
 
     def _reload(self, body: Json) -> web.Response:
         self.weights = HALF_LOADED
+        if "weights" in self.sleeping:
+            return _server_error("the weights have no memory")
+        if self._update is not None:
+            return _server_error("layers are loaded in part")
         if Fault.DIES_IN_RELOAD in self.faults:
             os._exit(70)
         folder = Path(body["kwargs"]["weights_path"])

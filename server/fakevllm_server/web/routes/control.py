@@ -32,12 +32,14 @@ from fakevllm_adapters.protocol.swarm import (
     LoadPolicyReply,
     LoadPolicyRequest,
     LogReply,
+    ReplicaStatus,
     SuccessReply,
     SyncTrainConfigRequest,
 )
 from fakevllm_adapters.protocol.weights import WeightsReply
 from fakevllm_server.config.job_warnings import job_warnings
 from fakevllm_server.config.model import ConfigError
+from fakevllm_server.fleet.replica import ReplicaFigures
 from fakevllm_server.journal import reads
 from fakevllm_server.run.trained_token_share import run_totals
 from fakevllm_server.training.policies import PolicyRefused
@@ -85,6 +87,19 @@ class SyncReply(BaseModel):
     """Settings of the job that have no effect on this server, one line each."""
 
 
+def _replica(figures: ReplicaFigures) -> ReplicaStatus:
+    cache = figures.prefix_cache
+    return ReplicaStatus(
+        name=figures.name,
+        state=figures.state.value,
+        version=figures.version,
+        running=figures.num_running,
+        restarts=figures.num_restarts,
+        prefix_hit_share=None if cache is None else cache.share,
+        cause=figures.cause,
+    )
+
+
 def router(state: ServerState) -> APIRouter:
     """Return the routes for the engine's status, its job, its start and stop, the pause of episode
     claims, and the run log."""
@@ -124,6 +139,7 @@ def router(state: ServerState) -> APIRouter:
             model=facts.model,
             max_model_len=facts.max_model_len,
             engine_version=facts.version,
+            replicas=[_replica(each) for each in state.fleet.figures] if state.fleet else [],
             shares_calls=True,
             released=state.run.releases.state.released,
             num_releases=state.run.releases.num_records,

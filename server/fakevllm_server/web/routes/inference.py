@@ -16,11 +16,14 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+from prometheus_client import CONTENT_TYPE_LATEST
+
 from fakevllm_adapters.formats.base import Adapter, Json
 from fakevllm_adapters.formats.responses.refusals import unknown_response
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientDisconnected,
+    Headers,
     Receive,
     Scope,
     Send,
@@ -28,6 +31,7 @@ from fakevllm_adapters.http.asgi import (
     header_map,
     json_object,
     read_body,
+    send_bytes,
     send_error,
     wait_for_disconnect,
 )
@@ -50,11 +54,14 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.policy_names import is_policy_name, policy_name, version_of_policy
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
+    SESSION_HEADER,
     SIBLING_HEADER,
     SiblingRange,
     parse_siblings,
 )
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRefused
+from fakevllm_server.fleet.metrics import fleet_page
+from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.rollout.engine_client import EngineClient, EngineFailed
 from fakevllm_server.types.weight_versions import CallStamp, GateAbandoned
 from fakevllm_server.web.routes.authorization import caller_of, not_found, unclaimed_key
@@ -69,9 +76,12 @@ _RELAYED_LIMITS = Limits(json_depth=MAX_DEPTH)
 """Limit on the JSON nesting in the body of any other call. This limit is higher than each limit
 that the user of a proxy can set. A body with deeper nesting is refused, because vLLM could parse
 the body, but this process could not check it."""
+_METRICS_PATH = "/metrics"
+_METRICS_HEADERS: Headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
 HOLD_S = 300.0
 """Maximum seconds that a call waits for an engine that is being restarted or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
+_SESSION = SESSION_HEADER.lower().encode()
 _DIRECT_CALL = (
     "A model call that bypassed the proxy and belongs to no episode was answered, and is not "
     "trained. To train on an app's calls, set its OPENAI_BASE_URL to the proxy (`fakevllm serve`). "
@@ -142,8 +152,11 @@ async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send)
     async def attempt(engine: EngineClient) -> None:
         await engine.relay(scope["method"], url, body, engine_headers(headers), send)
 
+    if path == _METRICS_PATH and state.fleet is not None:
+        page = fleet_page(state.fleet.figures, await state.fleet.metrics_pages())
+        return await send_bytes(send, 200, page, _METRICS_HEADERS)
     if path in NEVER_WAIT:
-        return await attempt(state.serving_engine())
+        return await attempt(await state.serving_replica())
     await attempt_when_serving(state, attempt)
 
 
@@ -236,21 +249,45 @@ async def _answer_call(
         policy_version=policy_version,
         redactor=state.redactor,
     )
+    affinity = NO_AFFINITY
+    if state.fleet is not None:
+        affinity = _affinity(headers, siblings, episode, policy_version)
     if episode is not None:
-        return await _answer_episode_call(state, episode, call, is_stored=not is_unstored)
+        is_stored = not is_unstored
+        return await _answer_episode_call(state, episode, call, affinity, is_stored=is_stored)
     if is_unstored or siblings is None:
         _log_direct_call(state, headers)
-        await _attempt_twice(state, call.relay)
+        await _attempt_twice(state, call.relay, affinity)
     else:
         if siblings.num > 1:
             attempt = call.captured_siblings(siblings, state.intake.add_calls)
         else:
             attempt = call.captured(partial(state.intake.add_call, siblings.siblings[0]))
-        await _attempt_twice(state, attempt)
+        await _attempt_twice(state, attempt, affinity)
+
+
+def _affinity(
+    headers: dict[bytes, bytes],
+    siblings: SiblingRange | None,
+    episode: Episode | None,
+    policy_version: int | None,
+) -> CallAffinity:
+    """Return the facts of a call by which a fleet chooses its replica. An episode is a session."""
+    session = headers.get(_SESSION, b"").decode("latin-1") or None
+    return CallAffinity(
+        session if episode is None else episode.episode_id,
+        siblings.group_id if siblings else None,
+        None if policy_version is None else policy_name(policy_version),
+    )
 
 
 async def _answer_episode_call(
-    state: ServerState, episode: Episode, call: ClientCall, *, is_stored: bool
+    state: ServerState,
+    episode: Episode,
+    call: ClientCall,
+    affinity: CallAffinity,
+    *,
+    is_stored: bool,
 ) -> None:
     """Answer a call of an episode. The call restarts the episode's idle timer, even if the call is
     not stored."""
@@ -261,7 +298,8 @@ async def _answer_episode_call(
         # The call is saved before the last byte is sent, because the client may end the episode as
         # soon as it has that byte.
         save = partial(state.intake.add_episode_call, episode)
-        await _attempt_twice(state, call.captured(save) if is_stored else call.relay)
+        attempt = call.captured(save) if is_stored else call.relay
+        await _attempt_twice(state, attempt, affinity)
     finally:
         state.episodes.call_ends(episode, time.monotonic())
 
@@ -356,25 +394,26 @@ def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:
         log.info(_DIRECT_CALL)
 
 
-async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
+async def _attempt_twice(state: ServerState, attempt: Attempt, affinity: CallAffinity) -> None:
     """Send a call to the engine. If the call fails before anything was sent to the client, wait
-    until an engine answers again. Then send the call a second time.
+    until an engine answers again. Then send the call a second time. If there are several replicas,
+    the second attempt goes to another replica, without a wait.
 
     Raises EngineFailed if the second attempt fails too. Raises WireError if no engine answers in
     time.
     """
-    async with _pass_gate(state) as (client, stamp):
+    async with _pass_gate(state, affinity) as (client, stamp):
         try:
             return await attempt(client, stamp)
         except EngineFailed:
             failed = client
-    async with _pass_gate(state, failed) as (client, stamp):
+    async with _pass_gate(state, affinity, failed) as (client, stamp):
         await attempt(client, stamp)
 
 
 @asynccontextmanager
 async def _pass_gate(
-    state: ServerState, failed: EngineClient | None = None
+    state: ServerState, affinity: CallAffinity, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
     """Wait until an engine answers calls and no change of its weights is in progress. Yield the
     engine's EngineClient, and a stamp that records the weight versions of this call.
@@ -386,7 +425,7 @@ async def _pass_gate(
     async with AsyncExitStack() as gate:
         try:
             async with asyncio.timeout(HOLD_S):
-                engine = await _enter_gate(state, gate, failed)
+                engine = await _enter_gate(state, gate, affinity, failed)
         except TimeoutError:
             raise _never_ready() from None
         yield engine
@@ -398,10 +437,13 @@ def _never_ready() -> WireError:
 
 
 async def _enter_gate(
-    state: ServerState, gate: AsyncExitStack, failed: EngineClient | None
+    state: ServerState,
+    gate: AsyncExitStack,
+    affinity: CallAffinity,
+    failed: EngineClient | None,
 ) -> tuple[EngineClient, CallStamp]:
     while True:
-        client = await state.wait_until_serving(failed)
+        client = await state.wait_until_serving(failed, affinity)
         try:
             return client, await gate.enter_async_context(client.endpoint.gate.call())
         except GateAbandoned:

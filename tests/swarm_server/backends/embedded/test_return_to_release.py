@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,10 @@ class EngineBackend:
 
     async def is_sampling(self) -> bool:
         return True
+
+    @asynccontextmanager
+    async def training(self) -> AsyncGenerator[None]:
+        yield
 
     async def publish(self, version: int) -> None:
         await self.engine.publish(version)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.fake.minimal_json_value import minimal_value
 from fakevllm_server.backends.http.chat_completion import ChatCompletion
 from fakevllm_server.types.backend import Batch, Call, LossSpec
+from fakevllm_server.types.sampling import Sampling
 
 Json = dict[str, Any]
 ADD = {
@@ -182,3 +184,22 @@ def test_the_minimal_value_of_a_schema(schema: Json, value: Any) -> None:
 def test_a_schema_that_is_unsupported_or_allows_no_value_is_an_error(schema: Any) -> None:
     with pytest.raises(ValueError):
         minimal_value(schema)
+
+
+async def test_the_engine_samples_a_bounded_number_of_answers_at_once_if_asked_to() -> None:
+    engine = FakeEngine(token_delay_s=1e-4, max_num_seqs=2)
+    most = 0
+
+    async def answer() -> int:
+        nonlocal most
+        num_tokens = 0
+        async for tokens in engine.generate([1], Sampling(max_tokens=8)):
+            most = max(most, 6 - engine.num_waiting - num_ended[0])
+            num_tokens += len(tokens)
+        num_ended[0] += 1
+        return num_tokens
+
+    num_ended = [0]
+    counts = await asyncio.gather(*(answer() for _ in range(6)))
+    assert min(counts) > 1 and most == 2
+    assert engine.num_waiting == 0

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from swarm_server.backends.torch_forest.tiny_models import llama
+from swarm_server.backends.verl.rank_processes import run_ranks
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.verl.__main__ import workers_environment
-from tests.e2e.processes import free_port
 
 pytestmark = [pytest.mark.real]
 
@@ -23,34 +19,9 @@ TOLERANCE = 1e-5
 
 def results_of(num_workers: int, folder: Path, max_logits: int) -> dict[str, dict[str, float]]:
     """Run `forest_pass` on `num_workers` workers, and return its results."""
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WG_BACKEND": "ray",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "WORLD_SIZE": str(num_workers),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    env = os.environ | workers_environment(is_cpu=True) | shared
-    command = [sys.executable, "-m", "swarm_server.backends.verl.forest_pass"]
-    workers = [
-        subprocess.Popen(
-            [*command, str(folder), str(max_logits)],
-            env=env | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(num_workers)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=200) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert not any(worker.returncode for worker in workers), outputs[0][1] + outputs[-1][1]
-    return json.loads(outputs[0][0].splitlines()[-1])
+    module = "swarm_server.backends.verl.forest_pass"
+    printed = run_ranks(num_workers, module, str(folder), str(max_logits))
+    return json.loads(printed.splitlines()[-1])
 
 
 def assert_equal_results(results: dict[str, dict[str, Any]]) -> None:

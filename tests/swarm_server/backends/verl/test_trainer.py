@@ -22,7 +22,7 @@ BATCH = Batch(1, [Call("g", [5, 6], [7], [-1.0], 0, 1.0, 1.0, 1.0)])
 
 
 class FailingWorkers:
-    """A group of one worker without a model. The request number `at` fails."""
+    """A group of one worker without a model. The request number `at` fails, and none with 0."""
 
     num_workers = 1
 
@@ -40,6 +40,16 @@ class FailingWorkers:
 
     def forward_backward(self, rows: Any) -> Any:
         self._request("forward")
+        return self._values()
+
+    def infer(self, rows: Any, policy: str) -> Any:
+        self._request("infer")
+        return self._values()
+
+    def restore(self, folder: Path) -> str:
+        return "is of another model than --model"
+
+    def _values(self) -> Any:
         values = torch.nested.nested_tensor([torch.full((3,), -1.0)], layout=torch.jagged)
         return {"log_probs": values, "entropy": values}
 
@@ -53,11 +63,11 @@ class FailingWorkers:
             raise BackendError("out of memory")
 
 
-def _trainer(workers: Any) -> VerlTrainer:
+def _trainer(workers: Any, **settings: Any) -> VerlTrainer:
     from fakevllm_server.backends.verl.trainer import VerlTrainer
 
     cluster: Any = SimpleNamespace(close=lambda: None)
-    return VerlTrainer(cluster, workers, Path("nowhere"), torch.float32, None)
+    return VerlTrainer(cluster, workers, Path("nowhere"), torch.float32, None, **settings)
 
 
 @pytest.mark.real
@@ -121,13 +131,42 @@ async def test_a_job_that_needs_a_reference_is_refused_if_none_was_kept(
 
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore")
-async def test_a_checkpoint_of_another_number_of_workers_is_refused(
-    tmp_path: Path,
+async def test_a_checkpoint_that_does_not_fit_the_model_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "workers.json").write_text('{"num_workers": 2}')
+    with pytest.raises(BackendError, match=r"is of another model than --model$"):
+        await _trainer(FailingWorkers(at=2)).restore(tmp_path)
+    (tmp_path / "workers.json").write_text("{}")
+    with pytest.raises(BackendError, match="cannot be read as one of the verl trainer"):
+        await _trainer(FailingWorkers(at=2)).restore(tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("logprob", "requests"),
+    [(-9.0, ["drop", "infer", "drop"]), (-1.1, ["drop", "infer", "forward", "update"])],
+)
+async def test_a_coupled_step_too_far_from_its_engine_makes_no_second_pass(
+    logprob: float, requests: list[str]
 ) -> None:
-    (tmp_path / "fsdp_config.json").write_text('{"world_size": 2}')
-    message = "was saved by 2 workers, but 1 run: start with --trainer-arg=--num-workers=2$"
-    with pytest.raises(BackendRefused, match=message):
-        await _trainer(FailingWorkers(at=1)).restore(tmp_path)
+    job = TrainJob(loss="gpg", rollout_is="token", rollout_is_batch_normalize=True)
+    workers = FailingWorkers(at=0)
+    trainer = _trainer(workers)
+    await trainer.boot(job)
+    batch = Batch(1, [Call("g", [5, 6], [7], [logprob], 0, 1.0, 1.0, 1.0)])
+
+    metrics = await trainer.step(batch, LossSpec.of(job))
+
+    assert workers.requests == requests
+    assert ("too_far" in metrics) is ("forward" not in requests)
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+async def test_the_first_boot_returns_the_line_about_the_workers() -> None:
+    trainer = _trainer(FailingWorkers(at=0), start_note="trains with 1 of 2 workers")
+    assert await trainer.boot(JOB) == "trains with 1 of 2 workers"
+    assert await trainer.boot(JOB) is None
 
 
 @pytest.mark.real

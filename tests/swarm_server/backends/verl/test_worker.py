@@ -22,7 +22,7 @@ def test_a_reference_pass_that_fails_leaves_the_trained_weights_as_they_were(lay
     """The pass fails while some layers are gathered. With one rank, gathered parameters have the
     same shape as shards, so no other error can reveal the mistake."""
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WG_BACKEND": "ray"}
-    env = os.environ | workers_environment(is_cpu=True) | ONE_RANK | rendezvous
+    env = os.environ | workers_environment(is_cpu=True, is_private=True) | ONE_RANK | rendezvous
     result = subprocess.run(
         [sys.executable, "-m", "swarm_server.backends.verl.failing_pass", layer],
         env=env | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -25,8 +25,20 @@ def test_workers_use_as_few_nodes_as_possible_with_the_same_number_on_each(
 
 
 def test_nodes_that_cannot_have_the_same_number_of_workers_are_refused() -> None:
-    with pytest.raises(BackendRefused, match="nodes are 4, 2; set --num-workers"):
+    with pytest.raises(BackendRefused, match="nodes are 4, 2; lower "):
         place_workers([2, 4], None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "min_workers", "expected"),
+    [([1], 1, [1]), ([1, 1, 1], 2, [1, 1, 1]), ([8, 4], 1, [8]), ([4, 4], 8, [4, 4])],
+)
+def test_fewer_gpus_than_workers_get_as_many_workers_as_fit_if_the_minimum_allows(
+    nodes: Sequence[int], min_workers: int, expected: list[int]
+) -> None:
+    assert place_workers(nodes, 16, min_workers) == expected
+    with pytest.raises(BackendRefused, match="16 workers do not fit"):
+        place_workers(nodes, 16, sum(nodes) + 1)
 
 
 def test_more_workers_than_gpus_are_refused() -> None:

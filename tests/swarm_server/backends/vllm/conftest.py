@@ -61,7 +61,10 @@ async def child(
     rollouts: list[VllmRollout] = []
 
     def create(
-        *faults: str, lora_rank: int = 0, arguments: Sequence[str] | None = None
+        *faults: str,
+        lora_rank: int = 0,
+        arguments: Sequence[str] | None = None,
+        transport: str = "folder",
     ) -> VllmRollout:
         if arguments is None:
             arguments = ["--enable-lora"] if lora_rank else []
@@ -73,6 +76,7 @@ async def child(
             "simulated",
             extra_args=[*fault_arguments, *arguments],
             lora_rank=lora_rank,
+            weight_transport=transport,
         )
         rollouts.append(VllmRollout(spec))
         return rollouts[-1]

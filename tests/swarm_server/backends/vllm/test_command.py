@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,10 @@ from fakevllm_server.backends.vllm.command import (
     serve_environment,
     tool_parser,
 )
+from fakevllm_server.backends.weight_transfer.plugin import register
 from fakevllm_server.types.backend import BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.weight_transfer import IPC, JSON, NCCL
 
 GPU, CPU = Install("0.31.0"), Install("0.27.1+cpu")
 HERMES = "{{ '<tool_call>' }}"
@@ -194,6 +198,50 @@ def test_on_a_cpu_the_cache_is_bounded_and_threads_are_not_pinned() -> None:
     environment = serve_environment({"VLLM_CPU_KVCACHE_SPACE": "8"}, CPU)
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "8"
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+@pytest.mark.parametrize(
+    ("install", "shares_gpu", "engine"),
+    [(CPU, True, JSON), (CPU, False, JSON), (GPU, True, IPC), (GPU, False, NCCL)],
+)
+def test_the_places_of_vllm_and_the_trainer_choose_the_weight_transfer_engine(
+    install: Install, shares_gpu: bool, engine: str
+) -> None:
+    spec = EngineSpec("vllm", Path("."), "m", "s", weight_transport="vllm", shares_gpu=shares_gpu)
+    argument = f'{{"backend": "{engine}"}}'
+    whole_command = serve_command(spec, install, Path("s"), None)
+    assert whole_command[whole_command.index("--weight-transfer-config") + 1] == argument
+    by_folder = serve_command(replace(spec, weight_transport="folder"), install, Path("s"), None)
+    assert "--weight-transfer-config" not in by_folder
+
+
+def test_only_a_vllm_that_maps_memory_of_the_gpu_may_unpickle() -> None:
+    insecure = "VLLM_ALLOW_INSECURE_SERIALIZATION"
+    assert serve_environment({}, GPU, transfer_engine=IPC)[insecure] == "1"
+    for engine in (NCCL, JSON, None):
+        assert insecure not in serve_environment({}, GPU, transfer_engine=engine)
+
+
+def test_vllm_finds_the_plugin_beside_the_import_path_of_the_user() -> None:
+    assert "PYTHONPATH" not in serve_environment({}, CPU, transfer_engine=None)
+    environment = serve_environment({"PYTHONPATH": "/own"}, CPU, transfer_engine=JSON)
+    folder, own = environment["PYTHONPATH"].split(os.pathsep)
+    assert own == "/own"
+    (plugin,) = [
+        entry_point
+        for distribution in distributions(path=[folder])
+        for entry_point in distribution.entry_points
+    ]
+    assert plugin.group == "vllm.general_plugins"
+    assert plugin.load() is register
+
+
+def test_a_vllm_that_sleeps_gets_the_flag_on_gpus_only() -> None:
+    spec = EngineSpec("vllm", Path("."), "m", "s", sleeps=True)
+    assert "--enable-sleep-mode" in serve_command(spec, GPU, Path("s"), None)
+    assert "--enable-sleep-mode" not in serve_command(spec, CPU, Path("s"), None)
+    awake = serve_command(replace(spec, sleeps=False), GPU, Path("s"), None)
+    assert "--enable-sleep-mode" not in awake
 
 
 def test_an_api_key_in_the_environment_is_not_passed_on() -> None:

@@ -19,7 +19,10 @@ from fakevllm_server.backends.embedded.device_and_dtype import resolve_device, r
 from fakevllm_server.backends.embedded.model_folder import load_weights, read_config
 from fakevllm_server.backends.embedded.train import checkpoint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.weights import MergedWeights
 from fakevllm_server.backends.process.trainer_thread import SingleThread
+from fakevllm_server.backends.weight_transfer.sender import Sender
+from fakevllm_server.backends.weight_transfer.weight_source import WeightSource, check_names
 from fakevllm_server.types.backend import (
     BackendError,
     Batch,
@@ -28,6 +31,7 @@ from fakevllm_server.types.backend import (
     PolicyName,
     StepMetrics,
 )
+from fakevllm_server.types.weight_transfer import TransferTarget
 
 Result = TypeVar("Result")
 
@@ -50,6 +54,7 @@ class StandaloneTrainer:
         torch.set_num_threads(torch_threads)
         torch.manual_seed(seed)
         self._trainer = PolicyTrainer(self._starting_weights(), self._starting_weights, self._dtype)
+        self._sender = Sender()
         self._thread = SingleThread("trainer", lambda: torch.set_num_threads(torch_threads))
 
     def close(self) -> None:
@@ -61,7 +66,7 @@ class StandaloneTrainer:
         return await self._thread.run(lambda: self._trainer.boot(job))
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        return await self._thread.run(lambda: self._drive(self._trainer.step(batch, loss)))
+        return await self._thread.run(lambda: self._step(batch, loss))
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
         return await self._thread.run(lambda: self._drive(self._trainer.log_probs(calls, policy)))
@@ -71,6 +76,9 @@ class StandaloneTrainer:
 
     async def load_weights(self, folder: Path, version: int) -> None:
         raise BackendError("this process only trains: nothing samples in it")
+
+    async def send_weights(self, target: TransferTarget) -> None:
+        await self._thread.run(lambda: self._send_weights(target))
 
     async def export(self, folder: Path) -> None:
         model = self._trainer.model
@@ -87,6 +95,19 @@ class StandaloneTrainer:
 
     def _starting_weights(self) -> PreTrainedModel:
         return load_weights(self._folder, torch.float32, self._device)
+
+    def _step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        try:
+            return self._drive(self._trainer.step(batch, loss))
+        finally:
+            if self._device.type == "cuda":
+                # A vLLM on the same GPU can use what torch's allocator would keep for later.
+                torch.cuda.empty_cache()
+
+    def _send_weights(self, target: TransferTarget) -> None:
+        weights = MergedWeights(self._trainer.model)
+        check_names(weights.shapes, self._folder)
+        self._sender.send(WeightSource(weights, weights.shapes, self._dtype), target)
 
     def _drive(self, pieces: Generator[None, None, Result]) -> Result:
         while not self._closing:

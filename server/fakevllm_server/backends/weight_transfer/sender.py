@@ -1,0 +1,157 @@
+"""The sending side of a weight transfer, in the trainer's process.
+
+The vLLM that receives is paused. If sending fails, vLLM may have a part of the new weights. The
+server then loads the weights from a folder.
+
+`nccl` and `ipc` use vLLM's own code, which is imported when it is first needed. They have not been
+run on a GPU yet.
+"""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from safetensors.torch import save
+
+from fakevllm_server.backends.weight_transfer.socket_client import SocketClient
+from fakevllm_server.backends.weight_transfer.weight_source import WeightSource
+from fakevllm_server.types.weight_transfer import IPC, JSON, NCCL, TransferTarget
+
+LOOPBACK = "127.0.0.1"
+BROKEN_GROUP_EXIT_CODE = 70
+"""Exit code of a trainer whose NCCL group is broken. The server starts the trainer again."""
+
+log = logging.getLogger("fakevllm.trainer")
+
+
+class Sender:
+    """Sends weights to one vLLM after the other. A connection between processes is made once for
+    each vLLM, and is kept."""
+
+    def __init__(self) -> None:
+        self._socket: str | None = None
+        """Socket of the vLLM to which the connection leads."""
+        self._connection: Any = None
+        """vLLM's NCCL communicator, or True if the engine needs no connection."""
+
+    def send(self, source: WeightSource, target: TransferTarget) -> None:
+        """Send all weights to vLLM. Raises BackendError if vLLM does not take them."""
+        client = SocketClient(target.socket)
+        connect, send = ENGINES[target.engine]
+        if self._socket != target.socket:
+            self._connection = connect(client, target)
+            self._socket = target.socket
+        send(source, client, target, self._connection)
+
+
+def _connect_json(client: SocketClient, target: TransferTarget) -> bool:
+    client.init_weight_transfer_engine({})
+    return True
+
+
+def _send_json(
+    source: WeightSource, client: SocketClient, target: TransferTarget, connection: object
+) -> None:
+    client.start_weight_update()
+    for chunk in source.chunks(target.max_chunk_bytes):
+        weights = {name: weight.cpu().contiguous() for name, weight in chunk.items()}
+        client.update_weights({"weights": base64.b64encode(save(weights)).decode()})
+    client.finish_weight_update()
+
+
+def _connect_ipc(client: SocketClient, target: TransferTarget) -> bool:
+    client.init_weight_transfer_engine({"packed": True})
+    return True
+
+
+def _send_ipc(
+    source: WeightSource, client: SocketClient, target: TransferTarget, connection: object
+) -> None:
+    """Send handles of buffers in the memory of the GPU, which vLLM and the trainer share."""
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerWeightTransferEngine
+
+    vllm_source: Any = source  # it has the methods that vLLM calls
+    # vLLM refuses a weight that is larger than its buffer.
+    buffer_bytes = max([target.max_chunk_bytes, *(one.num_bytes for one in source.metadata())])
+    engine = IPCTrainerWeightTransferEngine(
+        client=client,
+        source=vllm_source,
+        packed=True,
+        packed_buffer_size_bytes=buffer_bytes,
+    )
+    engine.send_weights()
+
+
+def _connect_nccl(client: SocketClient, target: TransferTarget) -> Any:
+    """Return an NCCL group of the trainer, which is rank 0, and of vLLM's workers."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+    info = {
+        "master_address": LOOPBACK,
+        "master_port": _free_port(),
+        "world_size": 1 + target.world_size,
+    }
+    with ThreadPoolExecutor(1) as threads:  # the two sides wait for each other
+        worker_side = threads.submit(client.init_weight_transfer_engine, info | {"rank_offset": 1})
+        worker_side.add_done_callback(_end_if_failed)
+        group = NCCLWeightTransferEngine.trainer_init(info)
+        worker_side.result()
+    return group
+
+
+def _send_nccl(
+    source: WeightSource, client: SocketClient, target: TransferTarget, connection: Any
+) -> None:
+    from vllm.distributed.weight_transfer.nccl_engine import (
+        NCCLTrainerSendWeightsArgs,
+        NCCLWeightTransferEngine,
+    )
+
+    metadata = source.metadata()
+    info = {
+        "names": [weight.name for weight in metadata],
+        "dtype_names": [str(weight.dtype).removeprefix("torch.") for weight in metadata],
+        "shapes": [list(weight.shape) for weight in metadata],
+        "packed": True,
+    }
+    client.start_weight_update()
+    with ThreadPoolExecutor(1) as threads:  # vLLM receives while the trainer broadcasts
+        worker_side = threads.submit(client.update_weights, info)
+        worker_side.add_done_callback(_end_if_failed)
+        NCCLWeightTransferEngine.trainer_send_weights(
+            iter(source), NCCLTrainerSendWeightsArgs(group=connection, packed=True)
+        )
+        worker_side.result()
+    client.finish_weight_update()
+
+
+def _end_if_failed(worker_side: Future[None]) -> None:
+    """End the trainer's process if vLLM's side of a collective operation has failed. The trainer's
+    side would wait for vLLM forever, and NCCL cannot be interrupted."""
+    failure = worker_side.exception()
+    if failure is not None:
+        log.error("the NCCL group with vLLM is broken, the trainer ends: %s", failure)
+        os._exit(BROKEN_GROUP_EXIT_CODE)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return listener.getsockname()[1]
+
+
+Connect = Callable[[SocketClient, TransferTarget], Any]
+Send = Callable[[WeightSource, SocketClient, TransferTarget, Any], None]
+ENGINES: dict[str, tuple[Connect, Send]] = {
+    JSON: (_connect_json, _send_json),
+    IPC: (_connect_ipc, _send_ipc),
+    NCCL: (_connect_nccl, _send_nccl),
+}
+"""How weights get to vLLM, by the name of vLLM's weight transfer engine."""

@@ -1,0 +1,169 @@
+"""One replica of a fleet: its rollout, its HTTP client, its state and its figures."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from fakevllm_server.fleet.health_watch import CHECK_INTERVAL_S, Health, HealthWatch
+from fakevllm_server.fleet.prefix_cache import PrefixCacheHits, parse_prefix_cache
+from fakevllm_server.fleet.router import ReplicaState, ReplicaView
+from fakevllm_server.rollout.engine_client import EngineClient
+from fakevllm_server.types.backend import Endpoint, Rollout
+
+CHECKS_PER_METRICS = 10
+"""Number of health checks after which the replica's metrics are read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """What users see of one replica."""
+
+    name: str
+    state: ReplicaState
+    version: int
+    """Version of the weights that the replica serves."""
+    num_running: int
+    num_restarts: int
+    prefix_cache: PrefixCacheHits | None
+    """None if the engine does not report its prefix cache."""
+    cause: str | None
+    """Why the replica was taken out last; None if it never was."""
+
+
+class Replica:
+    """A rollout engine as one of several. The fleet decides about the phases. The health checks
+    decide whether the replica is suspect."""
+
+    def __init__(self, name: str, rollout: Rollout, *, uses_allowed: bool = False) -> None:
+        """Create the replica. `uses_allowed` says whether the trainer can use the sets of allowed
+        tokens that the engine reports."""
+        self.name = name
+        self._uses_allowed = uses_allowed
+        self.rollout = rollout
+        self.phase = ReplicaState.STARTING
+        self.is_suspect = False
+        self.policies: frozenset[str] = frozenset()
+        self.client: EngineClient | None = None
+        """HTTP client of the running engine; None if no engine runs."""
+        self.num_restarts = 0
+        self.cause: str | None = None
+        self._prefix_cache: PrefixCacheHits | None = None
+        self._condemned: asyncio.Future[str] | None = None
+        self._check_now = asyncio.Event()
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the replica gets no calls, because it is being started."""
+        return self.phase is ReplicaState.STARTING
+
+    @property
+    def state(self) -> ReplicaState:
+        if self.is_suspect and not self.is_out:
+            return ReplicaState.SUSPECT
+        return self.phase
+
+    @property
+    def endpoint(self) -> Endpoint:
+        assert self.client is not None, "the replica has been launched"
+        return self.client.endpoint
+
+    @property
+    def view(self) -> ReplicaView:
+        running = 0 if self.client is None else self.client.endpoint.gate.num_running
+        return ReplicaView(self.state, running, self.policies)
+
+    @property
+    def figures(self) -> ReplicaFigures:
+        gate = None if self.client is None else self.client.endpoint.gate
+        return ReplicaFigures(
+            self.name,
+            self.state,
+            0 if gate is None else gate.version,
+            0 if gate is None else gate.num_running,
+            self.num_restarts,
+            self._prefix_cache,
+            self.cause,
+        )
+
+    async def launch(self) -> None:
+        """Start the engine, or connect to it, and create its HTTP client. The phase stays STARTING.
+        Raises BackendError if the engine does not start."""
+        endpoint = await self.rollout.launch()
+        reports = endpoint.reports_allowed and self._uses_allowed
+        client = EngineClient(replace(endpoint, reports_allowed=reports))
+        await client.fetch_version()
+        self.client = client
+        self.is_suspect, self.policies = False, frozenset()
+        self._condemned = asyncio.get_running_loop().create_future()
+
+    def condemn(self, cause: str) -> None:
+        """Take the replica out at once: it gets no further calls. `wait_until_ended` then ends, so
+        that the fleet starts the replica again."""
+        self.phase, self.cause = ReplicaState.STARTING, cause
+        if self._condemned is not None and not self._condemned.done():
+            self._condemned.set_result(cause)
+
+    def suspect(self) -> None:
+        """Send no new calls to the replica until its next health check, which begins at once."""
+        self.is_suspect = True
+        self._check_now.set()
+
+    async def close(self) -> None:
+        """End the engine, or disconnect from it. Calls that the engine is answering fail at once,
+        and calls that wait at its gate look for another replica."""
+        self.phase = ReplicaState.STARTING
+        client, self.client = self.client, None
+        if client is not None:
+            client.endpoint.gate.abandon()
+            await client.close()
+        await self.rollout.close()
+
+    async def wait_until_ended(self) -> str:
+        """Wait until the engine has died or hangs, or until the replica is condemned. Return the
+        cause."""
+        assert self._condemned is not None, "launch first"
+        watchers = {
+            asyncio.ensure_future(self.rollout.lost()),
+            asyncio.ensure_future(self._wait_until_hung()),
+            asyncio.ensure_future(_result_of(self._condemned)),
+        }
+        try:
+            done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+
+    async def _wait_until_hung(self) -> str:
+        watch = HealthWatch()
+        num_checks = 0
+        while True:
+            await _wait_for(self._check_now, CHECK_INTERVAL_S)
+            self._check_now.clear()
+            health = watch.observe(is_healthy=await self.rollout.health())
+            self.is_suspect = health is not Health.GOOD
+            if health is Health.HUNG:
+                return "it does not answer health checks, and was ended"
+            if health is Health.GOOD and num_checks % CHECKS_PER_METRICS == 0:
+                await self._read_metrics()
+            num_checks += 1
+
+    async def _read_metrics(self) -> None:
+        page = None if self.client is None else await self.client.fetch_metrics()
+        if page is not None:
+            self._prefix_cache = parse_prefix_cache(page)
+
+
+async def _result_of(future: asyncio.Future[str]) -> str:
+    return await asyncio.shield(future)
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait until an event is set, but at most `timeout_s` seconds."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,109 @@
+"""Replicas are killed and frozen while clients sample groups and versions are published. No client
+sees an error, and the replicas come back with the current weights."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EngineStatusReply
+from tests.e2e.fleet import Crowd, Fleet
+from tests.e2e.processes import Processes
+
+JOB = TrainJob(num_repeat=4, batch_size=4, lr=0.01, save_freq=100)
+SERVING = {"serving"}
+
+
+async def version_reaches(fleet: Fleet, version: int, timeout_s: float) -> None:
+    await in_thread(fleet, lambda status: status.weight_version >= version, timeout_s)
+
+
+async def in_thread(
+    fleet: Fleet, condition: Callable[[EngineStatusReply], bool], timeout_s: float
+) -> None:
+    await asyncio.to_thread(fleet.wait, condition, timeout_s)
+
+
+def all_serve(status: EngineStatusReply) -> bool:
+    current = {(replica.state, replica.version) for replica in status.replicas}
+    return current == {("serving", status.weight_version)}
+
+
+async def killed_and_frozen(
+    fleet: Fleet, crowd: Crowd, num_clients: int, versions: int, start_timeout_s: float = 60
+) -> None:
+    """Run clients until `versions` versions were published. Meanwhile, kill one replica and freeze
+    another one. Each restart of a replica may take `start_timeout_s` seconds."""
+    clients = asyncio.create_task(crowd.run(num_clients))
+    await version_reaches(fleet, versions // 4, 60)
+    fleet.signal("replica-0", signal.SIGKILL)
+    await in_thread(fleet, lambda status: status.replicas[0].restarts == 1, 10)
+    await in_thread(fleet, lambda status: status.replicas[0].state == "serving", start_timeout_s)
+    fleet.signal("replica-1", signal.SIGSTOP)
+    await in_thread(fleet, lambda status: status.replicas[1].restarts == 1, 60)
+    await in_thread(fleet, lambda status: status.replicas[1].state == "serving", start_timeout_s)
+    await version_reaches(fleet, versions, 60)
+    crowd.is_stopping = True
+    await clients
+    await in_thread(fleet, all_serve, 60)
+
+
+def check_versions(crowd: Crowd, more_than: int = 10) -> None:
+    """Check that siblings that share a call were sampled with one version, and that `more_than`
+    versions and one sampled groups."""
+    assert len(crowd.versions) > 50
+    mixed = {group: versions for group, versions in crowd.versions if len(versions) > 1}
+    assert not mixed
+    assert len(set[int]().union(*(versions for _, versions in crowd.versions))) > more_than
+
+
+def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Processes) -> None:
+    fleet = Fleet(processes.server("--backend", "fake", "--replicas", "3"))
+    fleet.start(JOB)
+    assert set(fleet.states().values()) == SERVING
+    crowd = Crowd(fleet)
+    asyncio.run(killed_and_frozen(fleet, crowd, num_clients=6, versions=20))
+    assert not crowd.errors
+    check_versions(crowd)
+    metrics = fleet.metrics()
+    for name in ("replica-0", "replica-1", "replica-2"):
+        assert f'fakevllm_replica_serving{{replica="{name}"}} 1.0' in metrics
+        assert f'replica="{name}"' in metrics.split("vllm:num_requests_running", 1)[1]
+    assert 'fakevllm_replica_restarts{replica="replica-2"} 0.0' in metrics
+    fleet.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_embedded_replicas_are_killed_and_frozen_while_20_versions_are_published(
+    processes: Processes,
+) -> None:
+    server = processes.server("--backend", "embedded", "--model", "demo", "--replicas", "3")
+    fleet = Fleet(server)
+    fleet.start(JOB.model_copy(update={"lr": 1e-5}))
+    crowd = Crowd(fleet)
+    asyncio.run(killed_and_frozen(fleet, crowd, num_clients=50, versions=20))
+    assert not crowd.errors
+    check_versions(crowd)
+    fleet.close()
+
+
+@pytest.mark.real
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_vllm_replicas_are_killed_and_frozen_while_versions_are_published(
+    processes: Processes,
+) -> None:
+    server = processes.server("--backend", "vllm", "--model", "demo", "--replicas", "2")
+    fleet = Fleet(server)
+    fleet.start(JOB.model_copy(update={"lr": 1e-5}), timeout_s=300)
+    crowd = Crowd(fleet)
+    work = killed_and_frozen(fleet, crowd, num_clients=16, versions=20, start_timeout_s=200)
+    asyncio.run(work)
+    assert not crowd.errors
+    check_versions(crowd)
+    fleet.close()

@@ -1,0 +1,105 @@
+"""The flag `--weight-transport`: what cannot send weights to vLLM is refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.config.memory_check import check_start
+from fakevllm_server.config.model import ConfigError, ServerConfig
+from fakevllm_server.placement.cluster_section import ClusterSection
+from fakevllm_server.web.server_state import ServerState
+
+SLEEP = ClusterSection(gpus_per_node=1, training_gpus=1, colocate="sleep")
+ON_VLLM: dict[str, Any] = {"backend": "vllm", "run_dir": Path("run"), "weight_transport": "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"backend": "embedded"}, "needs --rollout vllm, and the rollout engine is embedded"),
+        ({"backend": "fake"}, "needs --rollout vllm, and the rollout engine is fake"),
+        ({"backend": "verl"}, "needs --trainer embedded, because the workers of verl"),
+        ({"rollout_url": "http://gpu:8000"}, "works only with the vLLM that this server starts"),
+        ({"replicas": 2}, "reaches one vLLM, and this server has 2 replicas"),
+        ({"engine_args": ["--enable-lora"]}, "sends whole weights, and a vLLM with --engine-arg="),
+        (
+            {"engine_args": ['--weight-transfer-config={"backend": "nccl"}']},
+            "chooses vLLM's weight transfer engine itself",
+        ),
+        (
+            {"cluster": ClusterSection(gpus_per_node=4, training_gpus=1, replicas=2)},
+            "reaches one vLLM, and this server has 2 replicas",
+        ),
+        (
+            {
+                "cluster": ClusterSection(
+                    gpus_per_node=2, training_gpus=1, tensor_parallel=2, colocate="shared"
+                )
+            },
+            "cannot send to several GPUs of which one trains",
+        ),
+    ],
+)
+def test_a_transfer_that_cannot_work_is_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--weight-transport vllm {reason}.*: remove it"):
+        ServerConfig(**(ON_VLLM | settings))
+
+
+def test_an_unknown_transport_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="--weight-transport must be one of folder, vllm, got 'x"):
+        ServerConfig("vllm", Path("run"), weight_transport="x")
+
+
+def test_adapters_and_sleep_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match='colocate = "sleep" needs whole weights after each step'):
+        ServerConfig("vllm", Path("run"), cluster=SLEEP, engine_args=["--enable-lora"])
+
+
+def test_several_replicas_and_sleep_contradict_each_other() -> None:
+    cluster = replace(SLEEP, gpus_per_node=2, replicas=2)
+    with pytest.raises(
+        ConfigError, match=r"to sleep, and cluster\.replicas is 2: set replicas to 1"
+    ):
+        ServerConfig("vllm", Path("run"), cluster=cluster)
+
+
+class JobBesideSteps(TrainJob):
+    async_steps: int = 1
+
+
+async def test_a_job_with_episodes_beside_steps_contradicts_sleep(tmp_path: Path) -> None:
+    config = ServerConfig("vllm", tmp_path, model="demo", cluster=SLEEP)
+    with pytest.raises(ConfigError, match=r"^job\.async_steps lets episodes run beside steps, and"):
+        check_start(config, JobBesideSteps(), {})
+    check_start(config, JobBesideSteps(async_steps=0), {})
+    shared = ServerConfig("vllm", tmp_path, model="demo", cluster=replace(SLEEP, colocate="shared"))
+    check_start(shared, JobBesideSteps(), {})
+    state = ServerState(config)
+    with pytest.raises(ConfigError, match=r"with cluster\.colocate = .sleep. vLLM sleeps during"):
+        state._specs(JobBesideSteps())  # pyright: ignore[reportPrivateUsage]
+    await state.close()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "shares_gpu", "sleeps"),
+    [
+        (None, True, False),
+        (ClusterSection(gpus_per_node=2, training_gpus=1), False, False),
+        (ClusterSection(gpus_per_node=1, training_gpus=1, colocate="shared"), True, False),
+        (SLEEP, True, True),
+    ],
+)
+async def test_the_engines_are_started_as_the_settings_say(
+    tmp_path: Path, cluster: ClusterSection | None, shares_gpu: bool, sleeps: bool
+) -> None:
+    config = ServerConfig("vllm", tmp_path, model="demo", cluster=cluster, weight_transport="vllm")
+    state = ServerState(config)
+    (rollout,), trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    assert (rollout.weight_transport, rollout.shares_gpu) == ("vllm", shares_gpu)
+    assert (rollout.sleeps, trainer.train_only) == (sleeps, True)
+    await state.close()
