@@ -54,6 +54,7 @@ long:
     python -m benchmarks.planted_steps --parallel 2
     python -m benchmarks.rescore_predicts
     python -m benchmarks.retrain_gain
+    python -m benchmarks.async_steps
     python -m benchmarks.edits_or_thumbs
     python -m benchmarks.fake_gate_runs --parallel 4
     python -m benchmarks.feedback_latency

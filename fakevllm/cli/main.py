@@ -310,6 +310,10 @@ def demo(
     trainer: Trainer = None,
     trainer_arg: TrainerArguments = None,
     lockstep: Lockstep = False,
+    async_steps: Annotated[
+        int,
+        typer.Option(min=0, max=4, help="Batches collected ahead of the running training step."),
+    ] = 0,
     gated: Annotated[
         bool,
         typer.Option("--gated", help="Evaluate versions on held-out sums before they answer."),
@@ -362,6 +366,7 @@ def demo(
                 samples_every=track_samples_every,
             ),
             trainer_args=tuple(trainer_arg or ()),
+            async_steps=async_steps,
         )
         if run_demo(settings).failed_claims:
             raise typer.Exit(1)

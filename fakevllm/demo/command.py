@@ -75,6 +75,8 @@ def run_demo(settings: DemoSettings) -> Outcome:
     """Run the demo and return its results. Raises UserError if the demo cannot start or fails."""
     if settings.lockstep and settings.engines != EMBEDDED:
         raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
+    if settings.async_steps and settings.lockstep:
+        raise UserError("--async-steps does not go with --lockstep: take one of them out.")
     if settings.trainer_args and settings.engines.rollout == settings.engines.trainer:
         raise UserError(
             "--trainer-arg is for a trainer in a process of its own, as with --backend verl."
@@ -152,6 +154,7 @@ def _resume_command(settings: DemoSettings) -> str:
     command += ["--steps", str(settings.steps), *settings.engine_flags]
     command += [] if settings.control == "none" else ["--control", settings.control]
     command += ["--lockstep"] if settings.lockstep else []
+    command += ["--async-steps", str(settings.async_steps)] if settings.async_steps else []
     command += ["--gated"] if settings.is_gated else []
     command += settings.tracking_flags if settings.tracking != TrackingSection() else []
     if settings.planted is not None:
@@ -210,6 +213,7 @@ def _prepare_run(
             "seed": settings.seed,
             "lockstep": settings.lockstep,
             "total_training_steps": settings.steps,
+            "async_steps": settings.async_steps,
         }
     )
     server_port, proxy_port = server_socket.getsockname()[1], proxy_socket.getsockname()[1]
@@ -377,6 +381,7 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
         seed=run.settings.seed,
         control=run.settings.control,
         lockstep=run.settings.lockstep,
+        async_steps=run.settings.async_steps,
         rollout=run.settings.engines.rollout,
         trainer=run.settings.engines.trainer,
         groups=run.stats.counts,
@@ -417,7 +422,7 @@ def _toml(
 
 def _require_same_kind(config: Path, job: TrainJob, *, is_gated: bool = False) -> None:
     """Raise UserError if the run in this folder was started with another value of `--control`,
-    `--lockstep` or `--gated`.
+    `--lockstep`, `--async-steps` or `--gated`.
 
     With another value, the learning curve would mix points that cannot be compared.
     """
@@ -425,8 +430,10 @@ def _require_same_kind(config: Path, job: TrainJob, *, is_gated: bool = False) -
         return
     loaded = load(config, {})
     before, was_gated = loaded.job, loaded.release.is_gated
-    if (before.control, before.lockstep, was_gated) != (job.control, job.lockstep, is_gated):
+    old = before.control, before.lockstep, before.async_steps, was_gated
+    if old != (job.control, job.lockstep, job.async_steps, is_gated):
         kind = f"--control {before.control}" + (" --lockstep" if before.lockstep else "")
+        kind += f" --async-steps {before.async_steps}" if before.async_steps else ""
         kind += " --gated" if was_gated else ""
         raise UserError(
             f"{config.parent} is a run with {kind}: resume it with these flags, "

@@ -84,5 +84,6 @@ def _next_steps(outcome: Outcome) -> str:
         f"fakevllm demo --run-dir {outcome.run_dir} --steps {outcome.steps * 2}{engines}"
         + ("" if outcome.control == "none" else f" --control {outcome.control}")
         + (" --lockstep" if outcome.lockstep else "")
+        + (f" --async-steps {outcome.async_steps}" if outcome.async_steps else "")
         + ("" if outcome.gated is None else " --gated")
     )

@@ -50,6 +50,8 @@ class DemoSettings:
     """Where the curves are written, and the tables of samples."""
     trainer_args: tuple[str, ...] = ()
     """Extra arguments for the trainer, if the trainer is a process of its own."""
+    async_steps: int = 0
+    """The job's `async_steps`."""
 
     @property
     def engine_flags(self) -> list[str]:

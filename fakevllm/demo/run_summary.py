@@ -32,6 +32,8 @@ class Outcome:
     seed: int
     control: str
     lockstep: bool
+    async_steps: int
+    """Number of batches that were collected ahead of the running training step."""
     rollout: str
     """Name of the engine that sampled."""
     trainer: str

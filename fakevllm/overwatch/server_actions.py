@@ -94,8 +94,7 @@ def _stop_if_idle() -> ServerCall[str | None]:
     if not status.claims_paused:
         raise SwarmError("The drain was cancelled: somebody resumed episode claims.")
     pool = yield from engine_control.pool_information()
-    is_step_due = status.engine_status is not EngineStatus.ROLLING or status.backlog >= 1
-    is_busy = bool(pool.running_episode_details) or is_step_due
+    is_busy = bool(pool.running_episode_details) or not status.is_between_steps
     return None if is_busy else (yield from _stop())
 
 

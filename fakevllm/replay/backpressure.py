@@ -1,4 +1,5 @@
-"""Backpressure for a replay: rows wait while a full batch of groups waits for the trainer.
+"""Backpressure for a replay: rows wait while enough batches of groups wait for the trainer. Usually
+one full batch is enough. A job with `async_steps` collects more batches.
 
 A group is a request with all its sampled answers. Without backpressure, a replay would send
 requests faster than the trainer can use their groups. The groups would become stale and would be
@@ -17,29 +18,26 @@ from fakevllm.runtime.admin_client import proxy_root
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
-MAX_BACKLOG = 1.0
-"""Backlog at which rows begin to wait, as a number of complete batches of groups. With a backlog of
-one complete batch, the trainer does not have to wait."""
 POLL_EVERY_S = 0.1
 POLL_TIMEOUT_S = 5.0
 
 
 def has_capacity(status: EngineStatusReply | None) -> bool:
-    """Return True if the replay may send another dataset row to the proxy: if fewer than
-    MAX_BACKLOG batches of groups wait for the trainer.
+    """Return True if the replay may send another dataset row to the proxy: if fewer batches of
+    groups wait for the trainer than the job collects (`max_backlog`).
 
     Also return True if the engine is off or its status is unknown. In these cases, the backlog
     might never shrink, so a row that waits for the trainer might wait forever.
     """
     if status is None or status.engine_status is EngineStatus.OFFLINE:
         return True
-    return status.backlog < MAX_BACKLOG
+    return status.backlog < status.max_backlog
 
 
 @contextlib.asynccontextmanager
 async def follow_capacity(url: str, key: str | None = None) -> AsyncGenerator[asyncio.Event]:
     """Yield an asyncio event that says when rows may be sent. The event is set while another row
-    may be sent. The event is cleared while a full batch of groups waits for the trainer.
+    may be sent. The event is cleared while enough batches of groups wait for the trainer.
 
     Until the `async with` block ends, a background task polls the proxy at `url` and updates the
     event.

@@ -88,7 +88,7 @@ def end_of_step(step: int) -> ServerCall[int]:
             raise FakevllmError(f"Training has stopped: {detail or status.closed}.")
         if is_rolling and (status.global_step or 0) > step:
             return status.waiting.get("finished_groups", 0)
-        idle_since = (idle_since or now) if is_rolling and status.backlog < 1 else None
+        idle_since = (idle_since or now) if status.is_between_steps else None
         if idle_since is not None and now - idle_since > MAX_IDLE_S:
             return status.waiting.get("finished_groups", 0)
         yield Pause(POLL_EVERY_S, f"training step {step}")

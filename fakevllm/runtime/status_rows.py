@@ -40,7 +40,9 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
     if failed := stats.get("hook_failures"):  # older proxies do not send it
         text = f"{failed['num_failed']} of the latest {counted(failed['num_groups'], 'group')}"
         yield "hook failed", f"{text}: {failed['reason']}"
-    yield "engine", ENGINE_STATES.get(str(engine.get("engine_status")), NO_SERVER)
+    state = ENGINE_STATES.get(str(engine.get("engine_status")), NO_SERVER)
+    trains = engine.get("async_step_runs")  # older servers do not send it
+    yield "engine", f"trains and {state}" if trains else state
     if detail := engine.get("engine_status_detail"):
         yield "engine detail", str(detail)
     for replica in engine.get("replicas") or ():  # older servers do not send it

@@ -296,7 +296,7 @@ class RolloutLoop:
             if status.engine_status is EngineStatus.OFFLINE:
                 reason = status.engine_status_detail or "somebody stopped it"
                 raise FakevllmError(f"The engine is off: {reason}")
-            if status.engine_status is EngineStatus.ROLLING and status.backlog < 1:
+            if status.is_between_steps:
                 if status.engine_status_detail:
                     raise FakevllmError(f"Training has stopped: {status.engine_status_detail}")
                 return status

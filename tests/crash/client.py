@@ -11,6 +11,7 @@ import json
 import os
 import time
 import zlib
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,13 @@ def read_acks(run_dir: Path) -> dict[str, Ack]:
 class Client:
     """A client that calls the server's methods directly, in the server's own process."""
 
-    def __init__(self, swarm: ServerState, run_dir: Path) -> None:
+    def __init__(self, swarm: ServerState, run_dir: Path, async_steps: int = 0) -> None:
+        """Create the client. With `async_steps`, each job has this setting, and the client waits
+        for a group only when it is this number of groups ahead."""
         self._swarm = swarm
+        self._async_steps = async_steps
+        self._not_awaited: deque[str] = deque()
+        """Ids of the ended groups for which the client has not waited yet, oldest first."""
         self._acks = read_acks(run_dir)
         self._file = os.open(run_dir / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._acked = asyncio.Event()
@@ -62,7 +68,7 @@ class Client:
         async def do() -> Ack:
             async with self._swarm.engine_lock:
                 if self._swarm.engine.status is EngineStatus.OFFLINE:
-                    self._swarm.job = job
+                    self._swarm.job = job.model_copy(update={"async_steps": self._async_steps})
                     await self._swarm.start_engine()
             await self._until(lambda: self._swarm.engine.status is EngineStatus.ROLLING)
             return {}
@@ -70,6 +76,8 @@ class Client:
         await self._once(f"start {name}", do)
 
     async def stop(self, name: str) -> None:
+        await self._wait_for_groups()
+
         async def do() -> Ack:
             await self._swarm.stop_engine()
             await self._swarm.journal.flush()
@@ -115,6 +123,7 @@ class Client:
         self, name: str, decision: Decision, version: int | None = None, *, force: bool = False
     ) -> Ack:
         """Make a decision about a version, and return its record."""
+        await self._wait_for_groups()
 
         async def do() -> Ack:
             body = ReleaseRequest(id=name, decision=decision, version=version, force=force)
@@ -125,6 +134,8 @@ class Client:
         return (await self._once(f"decide {name}", do))["record"]
 
     async def roll_back(self, name: str, version: int) -> None:
+        await self._wait_for_groups()
+
         async def do() -> Ack:
             body = RollbackRequest(id=name, version=version)
             reply = await self._swarm.release_service.roll_back(body, "")
@@ -263,7 +274,16 @@ class Client:
             await self._acked.wait()
 
     async def until_ended(self, group_id: str) -> None:
-        """Wait until the group is trained or dropped and the training loop is idle."""
+        """Wait until the group is trained or dropped and the training loop is idle. With
+        `async_steps`, wait for an earlier group instead."""
+        self._not_awaited.append(group_id)
+        await self._wait_for_groups(self._async_steps)
+
+    async def _wait_for_groups(self, num_ahead: int = 0) -> None:
+        while len(self._not_awaited) > num_ahead:
+            await self._wait_for_group(self._not_awaited.popleft())
+
+    async def _wait_for_group(self, group_id: str) -> None:
         query = f"SELECT COUNT(*) FROM groups WHERE group_id = ? AND state IN {ENDED}"
         await self._until(lambda: self._count(query, group_id) == 1)
 
@@ -299,13 +319,18 @@ class Client:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         engine = self._swarm.engine
-        # Without an engine nothing is trained, so OFFLINE counts as idle.
         async with asyncio.timeout(WAIT_LIMIT_S):
             await self._swarm.journal.flush()
-            while not (
-                condition() and engine.status in (EngineStatus.ROLLING, EngineStatus.OFFLINE)
-            ):
+            while not (condition() and self._is_idle):
                 await engine.next_move()
+                await self._swarm.journal.flush()  # drops are written after the step that made them
+
+    @property
+    def _is_idle(self) -> bool:
+        # Without an engine nothing is trained, so OFFLINE counts as idle.
+        idle = EngineStatus.ROLLING, EngineStatus.OFFLINE
+        engine = self._swarm.engine
+        return engine.status in idle and (self._async_steps > 0 or not engine.async_step_runs)
 
     def _count(self, query: str, *values: str) -> int:
         count = self._swarm.journal.read(lambda db: db.exec_driver_sql(query, values).scalar())

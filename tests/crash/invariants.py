@@ -325,17 +325,17 @@ def check_after_crash(run_dir: Path) -> None:
 
 
 async def finish_and_check(
-    fork_server: ForkServer, run_dir: Path, *, is_damaged: bool = False
+    fork_server: ForkServer, run_dir: Path, *, is_damaged: bool = False, async_steps: int = 0
 ) -> None:
     """Run the script to its end, and check the run.
 
     The run is also checked before the script damages checkpoints, because that damage would hide
-    other losses.
+    other losses. `async_steps` is the setting of the script's jobs.
     """
     if "tear" not in RunFiles(run_dir).acks:
-        fork_server.run_to_end(run_dir, is_half=True)
+        fork_server.run_to_end(run_dir, is_half=True, async_steps=async_steps)
         await check_all(run_dir, is_damaged=is_damaged)
-    fork_server.run_to_end(run_dir)
+    fork_server.run_to_end(run_dir, async_steps=async_steps)
     await check_all(run_dir, is_damaged=is_damaged)
 
 

@@ -59,9 +59,9 @@ def open_swarm(run_dir: Path) -> LocalSwarm:
     return LocalSwarm(ServerConfig("fake", run_dir))
 
 
-async def run_server(run_dir: Path, disk: str | None, is_half: bool) -> None:
+async def run_server(run_dir: Path, disk: str | None, is_half: bool, async_steps: int) -> None:
     server = open_swarm(run_dir)
-    client = Client(server, run_dir)
+    client = Client(server, run_dir, async_steps)
     await client.expire_unacknowledged_claims()
     await server.resume()
     async with asyncio.TaskGroup() as tasks:
@@ -213,6 +213,7 @@ def main(
     disk: str | None = None,
     clock_s: float = 0.0,
     is_half: bool = False,
+    async_steps: int = 0,
 ) -> None:
     """Run the server and its client in this process, which must be a new one.
 
@@ -222,6 +223,7 @@ def main(
     * `disk` is the kind of a disk failure and its end, such as "full repaired".
     * `clock_s` is the offset of the wall clock.
     * `is_half` ends the script before checkpoints are damaged, since damage would excuse losses.
+    * `async_steps` is the setting of the jobs, and the number of groups that the client is ahead.
     """
     if wrong is not None:
         wrong_orders.ALL[wrong]()
@@ -234,7 +236,7 @@ def main(
     server_state.open_backend = open_backend
     # Shorter intervals make the tests faster and change no decision.
     step.RETRY_STEP_AFTER_S = loop.SWEEP_EVERY_S = group_commit_writer.RETRY_S = 0.01
-    asyncio.run(run_server(run_dir, disk, is_half))
+    asyncio.run(run_server(run_dir, disk, is_half, async_steps))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from crash.crash_labels import all_labels
+from crash.crash_labels import all_labels, training_labels
 from crash.fork_server import ForkServer, passed_labels
 from crash.invariants import check_after_crash, check_all, finish_and_check
 
@@ -88,8 +88,17 @@ async def test_nor_by_a_crash_of_the_recovery(
     await _survive(fork_server, run_dir, *labels)
 
 
-async def _survive(fork_server: ForkServer, run_dir: Path, *labels: str) -> None:
+@pytest.mark.parametrize("label", [*training_labels(), *LATER])
+async def test_nothing_is_lost_or_done_twice_by_a_crash_while_groups_are_collected_ahead(
+    fork_server: ForkServer, run_dir: Path, label: str
+) -> None:
+    await _survive(fork_server, run_dir, label, async_steps=2)
+
+
+async def _survive(
+    fork_server: ForkServer, run_dir: Path, *labels: str, async_steps: int = 0
+) -> None:
     for label in labels:
-        fork_server.run_to_crash(run_dir, label)
+        fork_server.run_to_crash(run_dir, label, async_steps=async_steps)
         check_after_crash(run_dir)
-    await finish_and_check(fork_server, run_dir)
+    await finish_and_check(fork_server, run_dir, async_steps=async_steps)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)  # two engines start at once
 
 Json = dict[str, Any]
 
-TIME_METRICS = {"seconds", "step_seconds", "forest_speedup"}
+TIME_METRICS = {"seconds", "step_seconds", "trainer_wait_share", "forest_speedup"}
 """Metrics that measure time."""
 REPLAY = [sys.executable, "-m", "fakevllm", "replay", "--dataset", "rows.jsonl"]
 NAMES = ("one", "other")

@@ -25,6 +25,9 @@ Aggregation = Literal[
 MAX_BATCH_SIZE = 10_000
 """Largest `batch_size`. It is also the maximum number of groups that may wait on a server for a
 training step."""
+MAX_ASYNC_STEPS = 16
+"""Largest `async_steps`. With more batches ahead, hardly any token is trained by weights that are
+close to those that sampled the token."""
 LossUnit = Literal["call", "timeline", "episode"]
 WITH_REFERENCE = frozenset({"dpo", "kto"})
 """Demonstration losses that compare the policy with the reference policy."""
@@ -208,6 +211,10 @@ class TrainJob(SwarmSections):
     max_staleness: int = Field(default=4, ge=0)
     """Maximum age, in versions, of the weights that sampled a call. Calls of older weights are not
     trained, and a metric counts them."""
+    async_steps: int = Field(default=0, ge=0, le=MAX_ASYNC_STEPS)
+    """Number of batches that may be collected ahead of the running training step. With 0, clients
+    claim episodes between steps only. Otherwise, clients also claim episodes during a step, and no
+    trained call has tokens of two versions. `max_staleness` must be at least as large."""
     logged_weight_bound: float = Field(default=2.0, gt=0)
     """Upper bound of the importance weights of logged groups, which an earlier run has sampled."""
     min_logged_ess: float = Field(default=0.5, ge=0, le=1)

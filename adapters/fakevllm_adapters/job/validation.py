@@ -11,6 +11,12 @@ LENGTH_SETTINGS = (
     "max_response_length_in_one_turn",
     "max_model_len",
 )
+GROUP_COUNTING_METHODS = (
+    "rollout_until_finish_enough_tasks",
+    "rollout_until_finish_enough_non_dummy_tasks",
+)
+"""Sample-collection methods whose steps take `batch_size` groups and leave the others. The other
+methods take everything that was collected, so nothing can be collected ahead."""
 LEAST_LORA_LR = 1e-5
 """A LoRA job with this learning rate or a lower one is refused. Adapters start at zero and need far
 larger steps than full weights. At such a low rate, they would stay near zero."""
@@ -27,6 +33,7 @@ def check_job(job: TrainJob) -> TrainJob:
     _check_gpus(job)
     _check_workers(job)
     _check_lora(job)
+    _check_async_steps(job)
     LossSpec.of(job)
     return job
 
@@ -93,6 +100,29 @@ def _check_workers(job: TrainJob) -> None:
         raise ValueError(
             f"max_env_worker {workers} is less than num_repeat {job.num_repeat}: the episodes of "
             f"one task could not run at the same time, so raise it to {job.num_repeat} or more"
+        )
+
+
+def _check_async_steps(job: TrainJob) -> None:
+    num, method = job.async_steps, job.swarm_mode_sample_collection_method
+    if not num:
+        return
+    if num > job.max_staleness:
+        raise ValueError(
+            f"async_steps {num} is more than max_staleness {job.max_staleness}: groups that are "
+            f"collected {num} steps ahead would be dropped for their age, so raise max_staleness "
+            f"to {num}, or lower async_steps"
+        )
+    if job.lockstep:
+        raise ValueError(
+            f"async_steps {num} and lockstep contradict each other, because groups beside a step "
+            "come in another order in each run: take one of them out"
+        )
+    if method not in GROUP_COUNTING_METHODS:
+        raise ValueError(
+            f"async_steps {num} needs steps of batch_size groups, and {method} trains everything "
+            f"that was collected: set swarm_mode_sample_collection_method to "
+            f"{GROUP_COUNTING_METHODS[0]}, or take async_steps out"
         )
 
 

@@ -254,6 +254,11 @@ class EngineStatusReply(BaseModel):
     """Whether clients cannot claim new episodes now. Episodes that are already claimed continue."""
     lockstep: bool = False
     """Whether the job asks the server to make two runs with the same seed bit-identical."""
+    async_steps: int = 0
+    """Number of batches that the job collects ahead of the running training step. If it is at
+    least 1, the status stays `ENGINE.ROLLING` during a step."""
+    async_step_runs: bool = False
+    """Whether a training step runs while the status is `ENGINE.ROLLING`."""
     totals: dict[str, float] = {}
     """Sums over all steps of the run, and ratios of these sums. The sums are over groups (with and
     without a difference between rewards), over tokens (sampled, eligible, trained, and untrainable
@@ -285,6 +290,18 @@ class EngineStatusReply(BaseModel):
     completed."""
     privacy: dict[str, Any] = {}
     """The settings for redaction of the server and its job together; {} if nothing is redacted."""
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether the engine collects groups, and no training step runs or is due."""
+        is_rolling = self.engine_status is EngineStatus.ROLLING
+        return is_rolling and not self.async_step_runs and self.backlog < 1
+
+    @property
+    def max_backlog(self) -> int:
+        """Number of complete batches after which clients should wait with further work. With one
+        complete batch, the trainer does not have to wait."""
+        return max(1, self.async_steps)
 
 
 class SuccessReply(BaseModel):

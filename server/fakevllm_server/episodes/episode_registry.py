@@ -37,8 +37,9 @@ def max_claims(job: TrainJob | None) -> int:
 
     The result is normally the number of episodes in a batch: `batch_size` tasks with `num_repeat`
     episodes each. If the job's `max_env_worker` is smaller, the result is `max_env_worker`, rounded
-    down to a multiple of `num_repeat`, but at least `num_repeat`. Without a job, the result is
-    MAX_CLAIMED.
+    down to a multiple of `num_repeat`, but at least `num_repeat`. With `async_steps`, the result
+    also includes the episodes of the batches that are collected ahead. Without a job, the result
+    is MAX_CLAIMED.
 
     >>> max_claims(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
     48
@@ -46,7 +47,8 @@ def max_claims(job: TrainJob | None) -> int:
     if job is None:
         return MAX_CLAIMED
     workers = min(job.max_env_worker or MAX_CLAIMED, MAX_CLAIMED)
-    return min(job.batch_size, max(1, workers // job.num_repeat)) * job.num_repeat
+    num_tasks = job.batch_size * (1 + job.async_steps)
+    return min(num_tasks, max(1, workers // job.num_repeat)) * job.num_repeat
 
 
 NO_CALL = (

@@ -64,9 +64,16 @@ class FinishedGroups:
         self._groups[group.group_id] = group
         self._versions[group.group_id] = group.version
 
-    def newest(self, num: int) -> list[str]:
-        """Return the ids of the `num` newest groups in the queue, in order of arrival."""
-        return list(self._groups)[-num:]
+    def next_batch(self, num: int, num_ahead: int = 0) -> list[str]:
+        """Return the ids of the `num` groups that the next step should take, in order of arrival.
+
+        These are groups among the `num` + `num_ahead` newest groups in the queue. Of them, the
+        groups of the oldest weights are taken, because these groups would become stale first. Among
+        groups of equal weights, the groups that came first are taken.
+        """
+        newest = list(self._groups)[-(num + num_ahead) :]
+        taken = set(sorted(newest, key=self._versions.__getitem__)[:num])
+        return [group_id for group_id in newest if group_id in taken]
 
     def remove(self, group_id: str) -> FinishedGroup:
         """Remove the group with this id from the queue, and return the group."""

@@ -136,6 +136,15 @@ class Pool:
     def num_open(self) -> int:
         return len(self._open)
 
+    def is_begun(self, task_id: str) -> bool:
+        """Return True if the task has ended episodes and waits for more episodes."""
+        return task_id in self._tasks
+
+    def num_begun_episodes(self, now: float, within_s: float) -> int:
+        """Return the number of ended episodes whose tasks wait for more episodes. Tasks without an
+        end of an episode in the last `within_s` seconds are not counted."""
+        return self._tasks.num_recent_episodes(now, within_s)
+
     @property
     def known_groups(self) -> list[str]:
         """Ids of the ended groups that are in memory, followed by the ids of the open groups."""
@@ -386,7 +395,8 @@ class Pool:
         If the job's sample-collection method takes everything, take all remaining groups. With any
         other method, take no group if too few groups remain for a step. Otherwise take the newest
         groups, at most `batch_size`, because the weights that sampled them are closest to the
-        current weights.
+        current weights. If the job collects batches ahead, take the oldest `batch_size` groups of
+        the batch and the batches ahead, because the others can still be trained later.
 
         `version` is the version of the weights that will be trained.
         """
@@ -394,12 +404,13 @@ class Pool:
         if not (self._method.takes_all or self.is_due):
             return TakenGroups([], dropped)
         num_taken = self._method.num_taken(self.num_finished, self._job)
-        newest = self._finished.newest(num_taken)
+        num_ahead = self._job.async_steps * self._job.batch_size
+        chosen = self._finished.next_batch(num_taken, num_ahead)
         self._tied.clear()
         self.clients.clear()
-        for group_id in newest:
+        for group_id in chosen:
             self.quotas.taken(group_id)
-        return TakenGroups([self._finished.remove(group_id) for group_id in newest], dropped)
+        return TakenGroups([self._finished.remove(group_id) for group_id in chosen], dropped)
 
     def take_excluded_counts(self) -> dict[str, int]:
         """Return three numbers by metric name, counted since the previous call of this method:

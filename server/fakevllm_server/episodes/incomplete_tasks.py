@@ -67,6 +67,18 @@ class WaitingTasks:
     def __iter__(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
         return ((task_id, task.episodes) for task_id, task in self._tasks.items())
 
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._tasks
+
+    def num_recent_episodes(self, now: float, within_s: float) -> int:
+        """Return the number of episodes of the tasks that wait for at most `within_s` seconds for
+        their next episode."""
+        return sum(
+            len(task.episodes)
+            for task in self._tasks.values()
+            if task.since is None or now - task.since <= within_s
+        )
+
     def add(
         self, task_id: str, new_episode: Callable[[int], ScoredEpisode]
     ) -> list[ScoredEpisode] | None:

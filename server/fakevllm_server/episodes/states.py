@@ -47,6 +47,9 @@ class EngineLifecycle:
         """Description of the engine's problem; None if it has no problem."""
         self.global_step = 1
         self.version = 0
+        self.async_step_runs = False
+        """Whether a training step runs while the status is ROLLING. Only a job with `async_steps`
+        has such steps."""
         self.agreement_status = AgreementStatus()
         """The status as it is reported to clients that agree to training steps."""
         self._since = 0.0
@@ -61,7 +64,7 @@ class EngineLifecycle:
     def collecting_step(self) -> int:
         """Number of the first training step that can train a group which is completed now. If a
         training step is running, this is the number of the next step."""
-        return self.global_step + (self.status is WEIGHT_SYNCING)
+        return self.global_step + (self.status is WEIGHT_SYNCING or self.async_step_runs)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
         """Change the engine's status. Raises IllegalTransition if the table TRANSITIONS forbids the
@@ -71,11 +74,20 @@ class EngineLifecycle:
         self._rolling_s = self.seconds_rolling(now)
         self.status, self.detail, self._since = to, detail, now
         self.agreement_status.moved(to, now)
+        self._wake_waiting()
+
+    def set_async_step_runs(self, runs: bool) -> None:
+        """Record that a training step begins or ends while the status stays ROLLING."""
+        self.async_step_runs = runs
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 
     async def next_move(self) -> None:
-        """Wait until the engine's status changes the next time."""
+        """Wait until the engine's status changes the next time, or until a step that does not
+        change the status begins or ends."""
         await self._moved.wait()
 
     def seconds_in_state(self, now: float) -> float:

@@ -138,6 +138,11 @@ class TrainLoop:
         """Whether a training step is running, or is waiting to be tried again."""
         return self._steps.has_planned
 
+    @property
+    def num_planned_groups(self) -> int:
+        """Number of groups that are being trained or wait to be trained again."""
+        return self._steps.num_planned_groups
+
     def notify(self) -> None:
         """Wake the loop, because the pool (the groups that wait to be trained) or the episodes have
         changed."""
@@ -191,7 +196,7 @@ class TrainLoop:
         """
         self._is_stopping = True
         self.notify()
-        if self._engine.status is EngineStatus.WEIGHT_SYNCING:
+        if self._engine.status is EngineStatus.WEIGHT_SYNCING or self._engine.async_step_runs:
             await asyncio.wait({running}, timeout=STEP_GRACE_S)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -310,6 +315,9 @@ class TrainLoop:
                 return
             if self._can_act():
                 await self._run_action(*self._actions[0])
+                continue
+            if self._job.async_steps:
+                await self._train_beside_episodes()
                 continue
             self._move(EngineStatus.ROLLING_POST)
             await self._until(
@@ -452,11 +460,30 @@ class TrainLoop:
             )
         return self._is_limited
 
+    async def _train_beside_episodes(self) -> None:
+        """Make a training step while the status stays ROLLING. Clients claim and end episodes
+        meanwhile. If the rollout engine dies, or the loop is stopped, the step is completed
+        first."""
+        self._engine.set_async_step_runs(True)
+        step = asyncio.create_task(self._train_step())
+        step.add_done_callback(lambda _: self.notify())
+        try:
+            await self._until(step.done)
+            await step
+            self._engine.detail = self._rolling_detail
+        finally:
+            step.cancel()  # has no effect on a step that is done
+            await asyncio.gather(step, return_exceptions=True)
+            self._engine.set_async_step_runs(False)
+
     async def _train_step(self) -> None:
-        async with self._backend.training():
-            version = await self._steps.run()
-            if version is not None:
-                await self._publisher.publish(version)
+        try:
+            async with self._backend.training():
+                version = await self._steps.run()
+                if version is not None:
+                    await self._publisher.publish(version)
+        finally:
+            self._steps.trainer_is_free(time.monotonic())
         if version is None:
             return
         self._backoff.reset()
@@ -499,8 +526,9 @@ class TrainLoop:
             if self._is_stopping or condition():
                 return
             self._changed.clear()
-            if self._lost is not None and self._lost.done():
-                raise EngineLost(self._lost.result())
+            lost = None if self._engine.async_step_runs else self._lost  # the step ends first
+            if lost is not None and lost.done():
+                raise EngineLost(lost.result())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_EVERY_S):  # wait_for may lose a cancellation
                     await self._changed.wait()
@@ -517,9 +545,12 @@ class TrainLoop:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
 
+    @property
+    def _rolling_detail(self) -> str | None:
+        return self._publisher.refusal_message or self._steps.stop_reason
+
     def _move_to_rolling(self) -> None:
-        untrained = self._publisher.refusal_message
-        self._move(EngineStatus.ROLLING, untrained or self._steps.stop_reason)
+        self._move(EngineStatus.ROLLING, self._rolling_detail)
 
     def _move(self, status: EngineStatus, detail: str | None = None) -> None:
         self._engine.move(status, time.monotonic(), detail)

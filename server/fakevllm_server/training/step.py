@@ -13,7 +13,7 @@ from dataclasses import replace
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 from fakevllm_adapters.protocol.swarm import TrainedGroup
-from fakevllm_server.algorithms.staleness import keep_fresh
+from fakevllm_server.algorithms.staleness import keep_fresh, staleness_metrics
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
@@ -92,6 +92,11 @@ class StepRunner:
         self._num_failed = 0
         self._retry_at = 0.0
         self._recorded_at: float | None = None
+        self._free_since: float | None = None
+        """Time at which the trainer has ended its last step; None while a step runs, and before
+        the first step."""
+        self._waited_s = 0.0
+        """Seconds that the trainer has waited for groups since the last recorded step."""
         self.is_in_sync = False
         """Whether the trainer has the weights that result from the steps in the run log."""
 
@@ -119,6 +124,12 @@ class StepRunner:
         """Whether the groups of the next training step are already chosen. If so, the step does not
         wait for running episodes."""
         return bool(self._planned)
+
+    @property
+    def num_planned_groups(self) -> int:
+        """Number of groups in the planned batches: the groups of the running step, and those of
+        steps that a crash has undone."""
+        return sum(len(batch.groups) for batch in self._planned)
 
     @property
     def is_replaying(self) -> bool:
@@ -167,6 +178,9 @@ class StepRunner:
         Return None if no step was made. If the trainer dies, the trainer's error is raised, and the
         batch stays planned.
         """
+        if self._free_since is not None:
+            self._waited_s += time.monotonic() - self._free_since
+            self._free_since = None
         batch = await self._next_batch()
         if batch is None:
             return None
@@ -185,6 +199,10 @@ class StepRunner:
         self._planned.popleft()
         self._num_failed = 0
         return version
+
+    def trainer_is_free(self, now: float) -> None:
+        """Record that a training step has ended, and that its weights are published."""
+        self._free_since = now
 
     async def _next_batch(self) -> PlannedBatch | None:
         """Return the next batch to train, or None if too few groups wait for training.
@@ -261,7 +279,8 @@ class StepRunner:
         # The trainer's current weights were served under this version: no step was trained since,
         # or all later steps were rolled back.
         plan = replace(plan, batch=replace(plan.batch, version=batch.version))
-        return plan, _coverage(plan, batch.groups)
+        ages = staleness_metrics(plan.calls, batch.version)
+        return plan, ages | _coverage(plan, batch.groups)
 
     async def _update(self, plan: PlannedStep) -> StepMetrics:
         """Update the weights, and return the metrics of the update. If the effective sample size of
@@ -317,9 +336,14 @@ class StepRunner:
 
     def _step_seconds(self) -> StepMetrics:
         """Return the metric `step_seconds`: the seconds since the previous step, including sampling
-        and waiting. Return {} at the first step of the process."""
+        and waiting. Also return `trainer_wait_share`: the share of these seconds in which the
+        trainer waited for groups. Return {} at the first step of the process."""
         before, self._recorded_at = self._recorded_at, time.monotonic()
-        return {} if before is None else {"step_seconds": self._recorded_at - before}
+        waited_s, self._waited_s = self._waited_s, 0.0
+        if before is None:
+            return {}
+        seconds = self._recorded_at - before
+        return {"step_seconds": seconds, "trainer_wait_share": waited_s / max(seconds, 1e-9)}
 
     def _report_problems(self, step: int, metrics: Mapping[str, float]) -> None:
         fields = {"step": step}

@@ -28,6 +28,7 @@ from fakevllm_adapters.protocol.swarm import (
     EndGroupRequest,
     SiblingRef,
 )
+from fakevllm_server.algorithms.staleness import only_one_version
 from fakevllm_server.episodes.claim_limits import Participation
 from fakevllm_server.episodes.ended_group_ids import MAX_REMEMBERED
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRegistry, Idempotency
@@ -78,6 +79,8 @@ class Intake:
         )
         """Versions under whose number the engine had other weights."""
         self.pool = self._new_pool(None)
+        self._async_steps = 0
+        """The setting of the job for which groups are collected."""
         self.job_hash = ""
         """Digest of the job for which groups are collected; empty before the first job, and for a
         job that an older server started."""
@@ -97,6 +100,7 @@ class Intake:
         for episode in pending.claimed:
             self.episodes.restore(episode)
         self.pool = self._new_pool(job)
+        self._async_steps = 0 if job is None else job.async_steps
         self.pool.clients.restore(self._journal.read(reads.waiting_clients))
         self.participation = Participation(self.pool, self._engine)
         dropped = self.pool.restore(pending.groups, pending.open_groups, now)
@@ -278,7 +282,7 @@ class Intake:
         """
         changes: list[Change] = []
         for sibling, call in () if self._journal.is_full else calls:
-            call = self.pool.with_shared_prompt(sibling.group_id, call)
+            call = self.pool.with_shared_prompt(sibling.group_id, self._captured(call))
             seq = self.pool.add_call(sibling, call, time.monotonic())
             if seq is not None:
                 changes.append(
@@ -292,10 +296,15 @@ class Intake:
         or if the journal's queue is full."""
         if self.episodes.find(episode.uuid) is not episode or self._journal.is_full:
             return
-        episode.calls.append(call)
+        episode.calls.append(self._captured(call))
         await self._write_calls(
-            row_changes.call_recorded(episode.uuid, len(episode.calls) - 1, call)
+            row_changes.call_recorded(episode.uuid, len(episode.calls) - 1, episode.calls[-1])
         )
+
+    def _captured(self, call: RecordedCall) -> RecordedCall:
+        """Return a call as it is kept for training. A job with `async_steps` trains no call with
+        tokens of several versions."""
+        return only_one_version(call) if self._async_steps else call
 
     # --- groups
 

@@ -44,6 +44,9 @@ class EngineSpec:
     """URL of a rollout engine that the user runs. The server then starts no rollout engine."""
     api_key: str | None = field(default=None, repr=False)
     """API key for the engine at `url`."""
+    drain_bound_s: float | None = None
+    """Maximum seconds that new weights wait for running calls, during which new calls wait. None
+    leaves the wait to the engine. A call that runs longer may get tokens of two versions."""
     visible_gpus: str | None = None
     """GPUs that the engine's process may use, as a value of CUDA_VISIBLE_DEVICES. None leaves the
     server's own value."""

@@ -14,6 +14,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
+WHOLE_CALLS_BOUND_S = 60.0
+"""Maximum seconds that new weights wait for running calls if no call of a job may mix two versions.
+Calls of apps wait as long if they come meanwhile. A call that runs longer continues with the new
+weights, and is not trained."""
 ABANDONED_PAUSE_S = 0.05
 """Seconds that `WeightGate.call` waits before it raises GateAbandoned. Callers retry at once until
 the next engine runs. Without the wait, their retries would leave the event loop no time to start
@@ -131,6 +135,24 @@ class WeightGate:
             raise
         self.version = version
         self._open.set()
+
+    @asynccontextmanager
+    async def drained(self, bound_s: float | None) -> AsyncGenerator[None]:
+        """Run the `with` block when no call is running, but wait at most `bound_s` seconds for
+        running calls. New calls wait until the block has ended. After the block, the gate is open
+        or closed as before. If `bound_s` is None, run the block at once, while calls run and
+        begin."""
+        if bound_s is None:
+            yield
+            return
+        was_open = self._open.is_set()
+        self._open.clear()
+        try:
+            await self.wait_until_idle(bound_s)
+            yield
+        finally:
+            if was_open or self._is_abandoned:
+                self._open.set()
 
     async def hold(self, bound_s: float) -> None:
         """Make new calls wait until `release` is called or until `change` has changed the weights.

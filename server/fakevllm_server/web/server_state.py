@@ -28,6 +28,11 @@ from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
 from fakevllm_server.curves.trackers import folders_with_tables
 from fakevllm_server.episodes.batch_selection import batches_waiting, method_of
 from fakevllm_server.episodes.claim_limits import Participation
+from fakevllm_server.episodes.collection_limit import (
+    UNDER_WAY_S,
+    UntrainedWork,
+    may_begin_episode,
+)
 from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity, identity_of
@@ -56,7 +61,7 @@ from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.vocabulary_check import read_vocab_size
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.types.weight_versions import ABANDONED_PAUSE_S
+from fakevllm_server.types.weight_versions import ABANDONED_PAUSE_S, WHOLE_CALLS_BOUND_S
 from fakevllm_server.web.open_run import OpenRun
 from fakevllm_server.web.stored_responses import StoredResponses
 
@@ -520,9 +525,21 @@ class ServerState:
         """
         if self.job is None or self.closed_reason is not None:
             return 0.0
-        is_rolling = self.engine.status is EngineStatus.ROLLING
+        is_rolling = self.engine.status is EngineStatus.ROLLING and not self.engine.async_step_runs
         is_retried = is_rolling and self._loop is not None and self._loop.has_planned
         return max(batches_waiting(self.pool.counts, self.job), float(is_retried))
+
+    def may_begin_episode(self, now: float) -> bool:
+        """Return True if a client may begin an episode of a new task. If the job collects batches
+        ahead of the running training step, the result is False once enough of them are begun."""
+        if self.job is None or self.closed_reason is not None:
+            return True
+        num_planned = 0 if self._loop is None else self._loop.num_planned_groups
+        num_ended = self.pool.num_begun_episodes(now, UNDER_WAY_S)
+        work = UntrainedWork(
+            self.pool.num_finished + num_planned, self.episodes.num_training + num_ended
+        )
+        return may_begin_episode(work, self.job)
 
     @property
     def detail(self) -> str | None:
@@ -647,6 +664,7 @@ class ServerState:
             api_key=config.rollout_key,
             visible_gpus=cluster and cluster.visible_gpus(cluster.replica_range(0), os.environ),
             media_domains=config.media_domains,
+            drain_bound_s=WHOLE_CALLS_BOUND_S if job.async_steps else None,
             weight_transport=config.weight_transport,
             shares_gpu=cluster is None or cluster.shares_gpu,
             sleeps=cluster is not None and cluster.colocate == "sleep",

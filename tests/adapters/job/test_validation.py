@@ -23,6 +23,7 @@ ALL_LENGTHS: dict[str, Any] = dict(zip(LENGTH_SETTINGS, (3000, 15000, 4096, 1800
         {"n_gpu": 8, "batch_size": 8, "num_repeat": 4, "tensor_model_parallel_size": 2},
         {"lora_rank": 8, "lr": 3e-5},
         {"backbone": "debug"},
+        {"async_steps": 4},
     ],
 )
 def test_a_valid_job_is_returned_unchanged(settings: dict[str, Any]) -> None:
@@ -93,6 +94,14 @@ def test_an_invalid_job_is_refused_with_a_fix(settings: dict[str, Any], message:
         ("job: {n_gpu: 0}", "n_gpu: Input should be greater than or equal to 1, got 0"),
         ("job: {algorithm: ppo}", "algorithm: Input should be 'grpo', "),
         ("job: {lr: .nan}", "lr: Input should be a finite number, got nan"),
+        ("job: {async_steps: 17}", "async_steps: Input should be less than or equal to 16"),
+        ("job: {async_steps: 5}", "async_steps 5 is more than max_staleness 4: groups that are"),
+        ("job: {async_steps: 1, lockstep: true}", "async_steps 1 and lockstep contradict each"),
+        (
+            "job: {async_steps: 1, "
+            "swarm_mode_sample_collection_method: rollout_until_finish_enough_episodes}",
+            "async_steps 1 needs steps of batch_size groups, and rollout_until_finish_enough_epi",
+        ),
         ("ajet: [1]", "expected a mapping below `ajet`"),
         ("ajet: {data: hello}", "expected a mapping below `ajet.data`"),
         ("ajet: {data: {train_batch_size: many}}", "ajet.data.train_batch_size: Input should be"),

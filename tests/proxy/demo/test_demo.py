@@ -204,6 +204,13 @@ def test_arguments_for_the_trainer_need_a_trainer_of_its_own(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+def test_async_steps_and_lockstep_get_one_line(tmp_path: Path) -> None:
+    settings = DemoSettings(2, 0, "none", tmp_path, None, lockstep=True, async_steps=1)
+    with pytest.raises(UserError, match="--async-steps does not go with --lockstep: take one"):
+        run_demo(settings)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_server_of_the_demo_gets_the_arguments_for_the_trainer(tmp_path: Path) -> None:
     verl = EngineChoice.resolve("verl")
     settings = DemoSettings(2, 0, "none", tmp_path, None, verl, trainer_args=("--num-workers=2",))

@@ -41,6 +41,7 @@ def test_the_demos_result_keeps_square_brackets(tmp_path: Path, console: Console
         seed=0,
         control="none",
         lockstep=False,
+        async_steps=0,
         rollout="fake",
         trainer="fake",
         groups={},

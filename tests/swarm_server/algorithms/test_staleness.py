@@ -1,6 +1,6 @@
 from swarm_server.samples import call
 
-from fakevllm_server.algorithms.staleness import keep_fresh
+from fakevllm_server.algorithms.staleness import keep_fresh, only_one_version
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode, VersionSpan
 
 
@@ -33,3 +33,12 @@ def test_the_age_of_a_call_is_that_of_its_oldest_weights() -> None:
     mixed = RecordedCall([1], [2, 3], [-1.0, -1.0], spans, 1.0, "stop", None)
     assert keep_fresh(group([mixed]), 7, 4)[1] == 1
     assert keep_fresh(group([mixed]), 6, 4)[1] == 0
+
+
+def test_only_a_call_of_several_versions_becomes_untrainable_and_an_earlier_reason_stays() -> None:
+    spans = [VersionSpan(2, 0, 1), VersionSpan(6, 1, 2)]
+    mixed = RecordedCall([1], [2, 3], [-1.0, -1.0], spans, 1.0, "stop", None)
+    assert (only_one_version(mixed).untrainable or "").startswith("several_versions: ")
+    assert only_one_version(call(2)) == call(2)
+    greedy = RecordedCall([1], [2, 3], [-1.0, -1.0], spans, 0.0, "stop", "greedy")
+    assert only_one_version(greedy) == greedy

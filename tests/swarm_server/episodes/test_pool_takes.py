@@ -22,6 +22,17 @@ def test_the_newest_groups_are_taken_in_order_and_the_others_stay() -> None:
     assert pool.num_finished == 1
 
 
+def test_with_async_steps_the_oldest_groups_that_can_be_trained_in_time_are_taken() -> None:
+    pool = pool_of(batch_size=2, async_steps=1)
+    for name, version in zip("abcde", (1, 1, 2, 1, 2), strict=True):
+        captured(pool, name, version=version)
+        pool.end_group(name, [1.0, 0.0], step=1)
+    taken = pool.take(version=2)
+    assert [group.group_id for group in taken.groups] == ["b", "d"]
+    assert pool.num_finished == 3, "`a` is not among the newest four groups"
+    assert [group.group_id for group in pool.take(version=3).groups] == ["a", "c"]
+
+
 def test_groups_with_stale_weights_are_dropped_with_the_reason() -> None:
     pool = pool_of()
     for name, version in (("old", 0), ("fresh", 3)):

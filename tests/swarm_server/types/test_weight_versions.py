@@ -160,6 +160,50 @@ async def test_no_call_waits_at_the_gate_of_an_engine_that_is_gone() -> None:
         await (await started_call(gate))
 
 
+async def test_new_weights_wait_for_running_calls_and_new_calls_get_only_new_weights() -> None:
+    gate = WeightGate()
+
+    async def publish() -> None:
+        async with gate.drained(10):
+            with gate.swap(1):
+                assert gate.num_running == 0
+
+    async with gate.call() as before:
+        publishing = asyncio.create_task(publish())
+        during = await started_call(gate)
+        assert not during.done() and gate.version == 0
+    await publishing
+    assert (before.known_version, (await during).known_version) == (0, 1)
+
+
+async def test_a_call_that_outlasts_the_bound_does_not_stop_new_weights() -> None:
+    gate = WeightGate()
+    async with gate.call() as stamp, gate.drained(0):
+        gate.serve_adapter("policy-1", 1)
+    assert (stamp.versions, stamp.known_version) == ([0, 1], None)
+    assert (await started_call(gate)).done()
+
+
+async def test_without_a_bound_new_weights_do_not_wait_and_calls_begin_meanwhile() -> None:
+    gate = WeightGate()
+    async with gate.call(), gate.drained(None):
+        assert (await started_call(gate)).done()
+
+
+async def test_a_gate_that_a_failed_change_has_closed_stays_closed_after_a_wait() -> None:
+    gate = WeightGate()
+    with contextlib.suppress(RuntimeError):
+        async with gate.change(1, bound_s=0):
+            raise RuntimeError
+    async with gate.drained(10):
+        pass
+    task = await started_call(gate)
+    assert not task.done()
+    gate.abandon()
+    with pytest.raises(GateAbandoned):
+        await task
+
+
 async def test_held_calls_pass_after_a_release_with_the_old_weights() -> None:
     gate = WeightGate(3)
     await gate.hold(bound_s=0)

@@ -126,12 +126,15 @@ class ChildEngine:
         return await asyncio.to_thread(_unpack_rows, reply["log_probs"])
 
     async def publish(self, version: int) -> None:
-        with self._gate.swap(version):
-            await self._call("POST", "publish", {"version": version})
+        async with self._gate.drained(self._spec.drain_bound_s):
+            with self._gate.swap(version):
+                await self._call("POST", "publish", {"version": version})
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        with self._gate.swap(version):
-            await self._call("POST", "load_weights", {"folder": str(folder), "version": version})
+        body = {"folder": str(folder), "version": version}
+        async with self._gate.drained(self._spec.drain_bound_s):
+            with self._gate.swap(version):
+                await self._call("POST", "load_weights", body)
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
         body = {"name": name, "folder": str(folder), "version": version}

@@ -65,14 +65,18 @@ class Adapters:
         max_rank: int,
         *,
         were_held: bool = False,
+        drain_bound_s: float | None = None,
     ) -> None:
         """Create the object for a vLLM that holds no LoRA adapter yet. `model_name` is the name of
         vLLM's model. `max_rank` is the highest adapter rank that vLLM accepts. `were_held` is True
-        if an earlier vLLM process with the same arguments has held an adapter."""
+        if an earlier vLLM process with the same arguments has held an adapter. `drain_bound_s` is
+        the maximum number of seconds that new served weights wait for running calls, or None if
+        they do not wait."""
         self._client = client
         self._gate = gate
         self._max_rank = max_rank
         self._were_held = were_held
+        self._drain_bound_s = drain_bound_s
         self._root = adapter_root(run_dir)
         self._lock = asyncio.Lock()
         self._numbers = count()
@@ -101,7 +105,8 @@ class Adapters:
                     raise BackendRefused(f"{failure}; {MERGED_INSTEAD}") from None
             self._were_held = True
             previous = self._gate.adapter
-            self._gate.serve_adapter(name, version)
+            async with self._gate.drained(self._drain_bound_s):
+                self._gate.serve_adapter(name, version)
             if previous is not None and not self._is_needed(previous):
                 # vLLM knows it for a while, because a call may be about to be sent with its name.
                 self._leave(previous, self._loaded[previous])

@@ -111,8 +111,9 @@ class VllmRollout:
         answer during the replacement.
 
         Without adapters, vLLM is paused for the replacement. Before the pause, running calls have
-        up to `DRAIN_BOUND_S` seconds to finish. Raise BackendError if the weights cannot be
-        replaced. The state after a failure depends on the cause:
+        up to `DRAIN_BOUND_S` seconds to finish, or the seconds that the engine's spec sets. Raise
+        BackendError if the weights cannot be replaced. The state after a failure depends on the
+        cause:
 
         * If vLLM could not be paused but still works, vLLM continues with the old weights.
         * A child process that fails after the pause is ended, because its weights are unknown.
@@ -124,7 +125,8 @@ class VllmRollout:
             await self._adapters.serve(folder, version)
             await self._record_held_adapters()
             return
-        async with self._gate.change(version, DRAIN_BOUND_S, lambda: self._pause(client)):
+        bound_s = self._spec.drain_bound_s or DRAIN_BOUND_S
+        async with self._gate.change(version, bound_s, lambda: self._pause(client)):
             try:
                 await load_from_folder(client, folder, version)
             except BackendError as failure:
@@ -338,6 +340,7 @@ class VllmRollout:
                 model.name,
                 rank,
                 were_held=self._has_held_adapters,
+                drain_bound_s=self._spec.drain_bound_s,
             )
         return Endpoint(
             self._socket,

@@ -131,6 +131,8 @@ def router(state: ServerState) -> APIRouter:
             closed=state.closed_reason,
             claims_paused=state.participation.is_paused,
             lockstep=state.job is not None and state.job.lockstep,
+            async_steps=0 if state.job is None else state.job.async_steps,
+            async_step_runs=state.engine.async_step_runs,
             totals=run_totals(state.runlog.totals),
             dropped=state.runlog.drops,
             waiting=state.pool.waiting,

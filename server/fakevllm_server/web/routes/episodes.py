@@ -21,6 +21,7 @@ from fakevllm_adapters.protocol.swarm import (
     EndEpisodeRequest,
     EngineStatus,
 )
+from fakevllm_server.episodes.collection_limit import AHEAD
 from fakevllm_server.episodes.episode_registry import EpisodeRefused, Idempotency, max_claims
 from fakevllm_server.episodes.submissions import hash_of
 from fakevllm_server.web.routes.authorization import caller_of
@@ -169,12 +170,17 @@ def _claim_refusal(state: ServerState, request: ClaimEpisodeRequest) -> str | No
     if policy is not None and policy.has_share and not policy.current_task_id:
         raise HTTPException(400, _TASK_MISSING)
     # First of the remaining checks, because it also records that the client is active.
-    participation_refusal = state.participation.refusal(request, time.monotonic())
+    now = time.monotonic()
+    participation_refusal = state.participation.refusal(request, now)
     num_slots = max_claims(job)
     if not state.episodes.can_claim(num_slots):
         return f"{_NO_FREE_EPISODE} The limit of {num_slots:,} claimed episodes is reached."
     if participation_refusal is not None:
         return f"{_NO_FREE_EPISODE} {participation_refusal}"
+    # An episode of a task that is already begun adds no group.
+    is_new = policy is None or not state.pool.is_begun(policy.current_task_id)
+    if request.episode_type == "train" and is_new and not state.may_begin_episode(now):
+        return f"{_NO_FREE_EPISODE} {AHEAD}"
     return None
 
 
