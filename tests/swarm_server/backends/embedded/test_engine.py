@@ -253,10 +253,10 @@ def test_a_crash_fails_running_requests_and_ends_the_process(tiny_folder: Path) 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, 64),
+        ({}, 80),
         ({"lockstep": True}, 0),
         ({"prefix_cache_mib": 0}, 0),
-        ({"prefix_cache_mib": 1}, 64),
+        ({"prefix_cache_mib": 1}, 80),
     ],
 )
 async def test_a_later_turn_reuses_its_prompt_but_not_in_lockstep_or_without_a_cache(
