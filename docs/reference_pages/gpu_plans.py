@@ -45,7 +45,7 @@ EXAMPLES = (
         "70 B on 64 GPUs",
         "Two vLLM servers have eight GPUs each, and 48 GPUs train with verl. The model has the "
         "shape of Llama-3.1-70B. This version calculates this plan, but does not start it, "
-        "because the plan needs several replicas.",
+        "because the vLLM servers need more GPUs than the first machine has.",
     ),
 )
 

@@ -456,14 +456,14 @@ async def test_a_killed_verl_trainer_leaves_no_process_behind(two_ranks: Subject
 async def test_a_frozen_worker_of_a_verl_trainer_counts_as_lost_after_the_timeout(
     tmp_path: Path,
 ) -> None:
-    async with running("verl", tmp_path, "--num-workers=2", "--collective-timeout=10") as trainer:
+    async with running("verl", tmp_path, "--num-workers=2", "--collective-timeout=30") as trainer:
         worker = ray_workers(live_processes(SESSION, process_of(trainer)))[0]
         os.kill(worker, signal.SIGSTOP)
         with pytest.raises(BackendError, match="did not answer step"):
             await trainer.step([ONE_TOKEN])
         assert "exited with code 70" in await trainer.engine.lost()
         log = (tmp_path / "trainer.log").read_text()
-        assert "the verl trainer ends: 1 of 2 workers have not answered for 10 s" in log
+        assert "the verl trainer ends: 1 of 2 workers have not answered for 30 s" in log
 
 
 @pytest.mark.real

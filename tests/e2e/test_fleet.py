@@ -11,7 +11,7 @@ import pytest
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
-from tests.e2e.fleet import Crowd, Fleet
+from tests.e2e.fleet import START_TIMEOUT_S, Crowd, Fleet
 from tests.e2e.processes import Processes
 
 JOB = TrainJob(num_repeat=4, batch_size=4, lr=0.01, save_freq=100)
@@ -34,22 +34,26 @@ def all_serve(status: EngineStatusReply) -> bool:
 
 
 async def killed_and_frozen(
-    fleet: Fleet, crowd: Crowd, num_clients: int, versions: int, start_timeout_s: float = 60
+    fleet: Fleet,
+    crowd: Crowd,
+    num_clients: int,
+    versions: int,
+    start_timeout_s: float = START_TIMEOUT_S,
 ) -> None:
     """Run clients until `versions` versions were published. Meanwhile, kill one replica and freeze
     another one. Each restart of a replica may take `start_timeout_s` seconds."""
     clients = asyncio.create_task(crowd.run(num_clients))
-    await version_reaches(fleet, versions // 4, 60)
+    await version_reaches(fleet, versions // 4, START_TIMEOUT_S)
     fleet.signal("replica-0", signal.SIGKILL)
-    await in_thread(fleet, lambda status: status.replicas[0].restarts == 1, 10)
+    await in_thread(fleet, lambda status: status.replicas[0].restarts == 1, START_TIMEOUT_S)
     await in_thread(fleet, lambda status: status.replicas[0].state == "serving", start_timeout_s)
     fleet.signal("replica-1", signal.SIGSTOP)
-    await in_thread(fleet, lambda status: status.replicas[1].restarts == 1, 60)
+    await in_thread(fleet, lambda status: status.replicas[1].restarts == 1, START_TIMEOUT_S)
     await in_thread(fleet, lambda status: status.replicas[1].state == "serving", start_timeout_s)
-    await version_reaches(fleet, versions, 60)
+    await version_reaches(fleet, versions, START_TIMEOUT_S)
     crowd.is_stopping = True
     await clients
-    await in_thread(fleet, all_serve, 60)
+    await in_thread(fleet, all_serve, START_TIMEOUT_S)
 
 
 def check_versions(crowd: Crowd, more_than: int = 10) -> None:
@@ -78,7 +82,7 @@ def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Pr
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_embedded_replicas_are_killed_and_frozen_while_20_versions_are_published(
     processes: Processes,
 ) -> None:

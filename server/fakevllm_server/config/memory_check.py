@@ -39,6 +39,11 @@ def check_start(config: ServerConfig, job: TrainJob | None, environ: Mapping[str
     if config.cluster is None:
         return
     config.cluster.check_startable(environ)
+    if config.cluster.nodes > 1 and config.weights_dir is None:
+        raise ConfigError(
+            f"cluster.nodes is {config.cluster.nodes}, and new weights pass through a folder in "
+            "the memory of one machine: set --weights-dir to a folder that all machines share."
+        )
     if job is not None:
         check_job(config.cluster, job)
     if config.cluster.gpu_memory_gib is None or job is None:

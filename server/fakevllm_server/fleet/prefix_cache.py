@@ -33,9 +33,12 @@ def parse_prefix_cache(page: bytes) -> PrefixCacheHits | None:
 
 
 def _sum(page: bytes, metric: bytes) -> int | None:
-    values = [
-        float(line.rpartition(b" ")[2])
-        for line in page.split(b"\n")
-        if line.startswith((metric + b" ", metric + b"{"))
-    ]
-    return int(sum(values)) if values else None
+    try:
+        values = [
+            float(line.rpartition(b" ")[2])
+            for line in page.split(b"\n")
+            if line.startswith((metric + b" ", metric + b"{"))
+        ]
+        return int(sum(values)) if values else None
+    except (ValueError, OverflowError):  # such as NaN
+        return None

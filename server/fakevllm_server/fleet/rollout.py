@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -173,7 +174,7 @@ class FleetRollout:
             except OSError as error:
                 raise BackendError(
                     f"the weights for restarted replicas cannot be put into {self._weights.folder} "
-                    f"({error.strerror}): name another folder with --weights-dir"
+                    f"({_reason(error)}): name another folder with --weights-dir"
                 ) from None
             failures = [await self._change(each, folder, version) for each in self._running]
             if not self._running:
@@ -181,9 +182,11 @@ class FleetRollout:
                 raise BackendError(f"no replica has taken the new weights: {causes}")
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        await self._for_each(lambda replica: replica.rollout.load_policy(name, folder, version))
-        for replica in self._running:
+        async def load(replica: Replica) -> None:
+            await replica.rollout.load_policy(name, folder, version)
             replica.policies |= {name}
+
+        await self._for_each(load)
 
     async def unload_policy(self, name: str) -> None:
         for replica in self._running:
@@ -255,13 +258,17 @@ class FleetRollout:
         while True:
             if replica.client is None:
                 await self._relaunch(replica)
-            cause = await self._run(replica)
+            try:
+                cause = await self._run(replica)
+            # Isolated: a replica that nothing watches would never be started again.
+            except Exception as failure:
+                log.exception("%s can no longer be watched", replica.name)
+                cause = f"it can no longer be watched: {failure}"
             replica.condemn(cause)
             self._note_out()
             replica.num_restarts += 1
             log.error("%s is taken out: %s; it is started again", replica.name, cause)
-            with contextlib.suppress(BackendError):
-                await replica.close()
+            await _close(replica)
 
     async def _relaunch(self, replica: Replica) -> None:
         """Start a replica's engine. Repeat the start until it succeeds."""
@@ -274,7 +281,7 @@ class FleetRollout:
             except Exception as failure:
                 replica.cause = str(failure)
                 log.error("%s did not start: %s; next try in %g s", replica.name, failure, pause_s)
-                await replica.close()
+                await _close(replica)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -369,6 +376,22 @@ class FleetRollout:
         values["refusal"] = next(filter(None, refusals), None)
         values["gate"] = WeightGate()  # calls pass the gates of the replicas
         return FleetEndpoint(**values, fleet=self)
+
+
+async def _close(replica: Replica) -> None:
+    """End a replica's engine. If this fails, only log the failure: the next start ends it, too."""
+    try:
+        await replica.close()
+    # Isolated: the replica must be started again.
+    except Exception as failure:
+        log.warning("%s could not be closed: %s", replica.name, failure)
+
+
+def _reason(error: OSError) -> str:
+    """Return the reason of a failed copy. The error of a folder names those of its files."""
+    if isinstance(error, shutil.Error) and error.args and error.args[0]:
+        return str(error.args[0][0][-1])
+    return error.strerror or str(error)
 
 
 async def _drain(gate: WeightGate) -> None:

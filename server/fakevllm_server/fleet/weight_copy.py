@@ -26,9 +26,16 @@ class WeightCopy:
 
     async def keep(self, source: Path, version: int) -> None:
         """Replace the kept weights by those in the folder `source`. Raises OSError if the copy
-        fails."""
+        fails. The earlier weights are then still kept."""
+        new = self._folder.with_name(f"{self._folder.name}-new")
+        await asyncio.to_thread(shutil.rmtree, new, ignore_errors=True)
+        try:
+            await asyncio.to_thread(_link_tree, source, new)
+        except OSError:
+            await asyncio.to_thread(shutil.rmtree, new, ignore_errors=True)
+            raise
         await self.remove()
-        await asyncio.to_thread(_link_tree, source, self._folder)
+        new.rename(self._folder)
         self.version = version
 
     async def remove(self) -> None:

@@ -36,7 +36,7 @@ class ClusterSection:
     """Address of the Ray cluster of these machines, as `host:port`. Only for several machines."""
     min_training_gpus: int | None = None
     """Smallest number of GPUs with which training goes on after a machine was lost. By default,
-    training waits for `training_gpus` GPUs."""
+    training stops with fewer than `training_gpus` GPUs, until the server is started again."""
     tensor_parallel: int = 1
     """Number of GPUs among which vLLM divides each layer."""
     data_parallel: int = 1

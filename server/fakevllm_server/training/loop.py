@@ -230,7 +230,7 @@ class TrainLoop:
     async def _save_last(self) -> None:
         step = self._log.last_step
         if self._steps.is_in_sync and step > self._checkpointer.last_step:
-            saved = await self._checkpointer.save(step, self._engine.version)
+            saved = await self._checkpointer.save(step, self._log.version)
             await self._log.record_checkpoint(saved)
             await self._checkpointer.prune()
 

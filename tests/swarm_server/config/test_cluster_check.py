@@ -93,6 +93,14 @@ async def test_engine_and_trainer_get_gpus_of_their_own(
     await state.close()
 
 
+def test_several_machines_need_a_shared_folder_for_new_weights(tmp_path: Path) -> None:
+    section = ClusterSection(8, 8, nodes=2, ray_address="head:6379")
+    config = ServerConfig("verl", RUN, cluster=section)
+    with pytest.raises(ConfigError, match=r"nodes is 2, and new weights .*: set --weights-dir to"):
+        check_start(config, None, {})
+    check_start(replace(config, weights_dir=tmp_path), None, {})
+
+
 async def test_on_several_machines_the_workers_join_the_ray_cluster_of_the_section(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +108,8 @@ async def test_on_several_machines_the_workers_join_the_ray_cluster_of_the_secti
     section = ClusterSection(
         8, 8, nodes=2, ray_address="head:6379", min_training_gpus=4, tensor_parallel=4
     )
-    state = ServerState(ServerConfig("verl", tmp_path, model="demo", cluster=section))
+    config = ServerConfig("verl", tmp_path, model="demo", cluster=section, weights_dir=tmp_path)
+    state = ServerState(config)
     (rollout,), trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
     assert rollout.visible_gpus == "0,1,2,3"
     assert trainer.visible_gpus is None

@@ -4,6 +4,7 @@
     trainer.py           the TrainEngine: boot, step, log-probabilities, checkpoints
     cluster.py           the Ray cluster: an existing one, or a private one
     session_cleanup.py   a process that kills the processes that a dead trainer left
+    checkpoint_files.py  whether a checkpoint has the files of all workers
     checkpoint_state.py  the workers' checkpoints, which any number of workers can restore
     released_checkpoint.py  checkpoints of version 0.8.0 and older
     worker_placement.py  number of workers per node

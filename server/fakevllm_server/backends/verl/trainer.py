@@ -27,8 +27,10 @@ from fakevllm_server.backends.training.failed_step import UpdateTracker, partial
 from fakevllm_server.backends.training.lora_settings import LoraSettings, describe_settings
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.training.step_calls import size_metrics, step_demonstrations
+from fakevllm_server.backends.verl.checkpoint_files import check_files
 from fakevllm_server.backends.verl.cluster import Cluster
 from fakevllm_server.backends.verl.forest_split import WorkerRows
+from fakevllm_server.backends.verl.released_checkpoint import ReleasedCheckpoint
 from fakevllm_server.backends.verl.row_layout import select_responses
 from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
 from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
@@ -288,6 +290,7 @@ class VerlTrainer:
 
     def _save(self, folder: Path) -> None:
         self._workers.save(folder)
+        check_files(folder)
         write_settings(folder, self._workers.num_workers, self._lora)
         if self._lora is not None:
             self._workers.export_adapters(folder / ADAPTERS_FOLDER, "trained")
@@ -295,7 +298,7 @@ class VerlTrainer:
     def _restore(self, folder: Path) -> None:
         """Load a checkpoint into the workers.
 
-        If the checkpoint cannot be read or does not fit the model, no weight changes, and
+        If files are missing, or if the checkpoint does not fit the model, no weight changes, and
         BackendError is raised. Raises BackendRefused if the checkpoint was saved with other LoRA
         settings. After a BackendRefused, the server does not try an older checkpoint, because that
         would undo training steps without the user's consent.
@@ -313,6 +316,8 @@ class VerlTrainer:
                 f"started with {describe_settings(self._lora)}: keep to what the run began with, "
                 "or choose another --run-dir"
             )
+        if not ReleasedCheckpoint.is_in(folder):
+            check_files(folder)
         fault = self._workers.restore(folder)
         if fault is not None:
             raise BackendError(f"checkpoint {folder} {fault}")

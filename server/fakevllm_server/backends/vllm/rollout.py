@@ -125,8 +125,7 @@ class VllmRollout:
             await self._adapters.serve(folder, version)
             await self._record_held_adapters()
             return
-        bound_s = self._spec.drain_bound_s or DRAIN_BOUND_S
-        async with self._gate.change(version, bound_s, lambda: self._pause(client)):
+        async with self._gate.change(version, self._drain_bound_s, lambda: self._pause(client)):
             try:
                 await load_from_folder(client, folder, version)
             except BackendError as failure:
@@ -140,10 +139,13 @@ class VllmRollout:
         weights from a folder. If this fails too, vLLM is ended, and BackendError is raised.
         """
         client = self._connected_client()
-        async with self._gate.change(version, DRAIN_BOUND_S, lambda: self._pause(client)):
+
+        async def transfer() -> None:
+            await send(await self._transfer_target(client))
+
+        async with self._gate.change(version, self._drain_bound_s, lambda: self._pause(client)):
             try:
-                target = await self._transfer_target(client)
-                await receive(client, send, target, export, version)
+                await receive(client, transfer, export, version)
             except BackendError as failure:
                 raise await self._publish_failure(failure, Path()) from None
             self._new_weights_are_served()
@@ -167,8 +169,12 @@ class VllmRollout:
 
     async def wake_up(self) -> None:
         """If vLLM sleeps, let it serve again with the weights that it had before. Raise
-        BackendError if vLLM does not wake up. vLLM is then ended."""
+        BackendError if vLLM does not wake up. vLLM is then ended. If new weights were only loaded
+        in part, because the publish was cancelled, vLLM is ended without waking up."""
         if not self._is_asleep:
+            return
+        if self._is_changing:
+            await self.close()
             return
         client = self._connected_client()
         try:
@@ -413,6 +419,12 @@ class VllmRollout:
 
     def _new_weights_are_served(self) -> None:
         self._is_changing, self._is_asleep, self._num_failed = False, False, 0
+
+    @property
+    def _drain_bound_s(self) -> float:
+        """Maximum seconds that new weights wait for running calls. Before vLLM fell asleep, the
+        calls have had their time, and the calls of a sleeping vLLM cannot end."""
+        return 0.0 if self._is_asleep else self._spec.drain_bound_s or DRAIN_BOUND_S
 
     async def _transfer_target(self, client: ControlClient) -> TransferTarget:
         """Return the vLLM to which the trainer sends weights. Raise ActionFailed if vLLM does not

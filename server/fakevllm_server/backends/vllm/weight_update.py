@@ -7,6 +7,7 @@ is still paused. The weights of the latter are unknown.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fakevllm_server.backends.vllm.control_client import ControlClient
@@ -16,8 +17,6 @@ from fakevllm_server.types.weight_transfer import (
     JSON,
     NCCL,
     ExportWeights,
-    SendWeights,
-    TransferTarget,
 )
 
 log = logging.getLogger("fakevllm.server")
@@ -47,14 +46,13 @@ async def load_from_folder(client: ControlClient, folder: Path, version: int) ->
 
 async def receive(
     client: ControlClient,
-    send: SendWeights,
-    target: TransferTarget,
+    transfer: Callable[[], Awaitable[None]],
     export: ExportWeights,
     version: int,
 ) -> None:
     """Let the trainer send its weights to vLLM. If this fails, load them from a folder."""
     try:
-        await send(target)
+        await transfer()
         await client.serve(version)
     except BackendError as failure:
         log.warning(

@@ -19,6 +19,7 @@ from fakevllm_server.backends.vllm.simulated_vllm import Fault
 from fakevllm_server.backends.weight_transfer.socket_client import SocketClient
 from fakevllm_server.types.backend import ActionFailed, BackendError, Endpoint
 from fakevllm_server.types.weight_transfer import IPC, TransferTarget
+from fakevllm_server.types.weight_versions import GateAbandoned
 
 pytestmark = pytest.mark.usefixtures("short_drain")
 
@@ -54,6 +55,22 @@ class SendingTrainer:
     async def export(self, folder: Path) -> None:
         self.num_exports += 1
         (folder / "weights.txt").write_text("trained")
+
+
+class StuckTrainer(SendingTrainer):
+    """A trainer that sends the first part of its weights and then nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = asyncio.Event()
+
+    async def send_weights(self, target: TransferTarget) -> None:
+        client = SocketClient(target.socket)
+        await asyncio.to_thread(client.init_weight_transfer_engine, {})
+        await asyncio.to_thread(client.start_weight_update)
+        await asyncio.to_thread(client.update_weights, {"weights": "tra"})
+        self.has_begun.set()
+        await asyncio.Event().wait()
 
 
 def pair(vllm: VllmRollout, trainer: SendingTrainer, folder: Path, **settings: Any) -> TwoProcesses:
@@ -170,6 +187,27 @@ async def test_a_failed_step_wakes_vllm_up_with_its_old_weights(
     async with backend.training():
         await backend.publish(1)
     assert await complete(endpoint) == "trained"
+
+
+async def test_a_vllm_with_a_part_of_the_new_weights_does_not_wake_up(
+    child: Callable[..., VllmRollout], tmp_path: Path
+) -> None:
+    vllm, trainer = child(transport="vllm"), StuckTrainer()
+    endpoint = await vllm.launch()
+    backend = pair(vllm, trainer, tmp_path, sleeps=True)
+
+    async def step() -> None:
+        async with backend.training():
+            await backend.publish(1)
+
+    step_task = asyncio.create_task(step())
+    await trainer.has_begun.wait()
+    step_task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step_task
+    assert not await vllm.health()
+    with pytest.raises(GateAbandoned):
+        await complete(endpoint)
 
 
 async def test_running_calls_end_before_vllm_sleeps(
