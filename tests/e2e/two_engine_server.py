@@ -5,6 +5,7 @@ In production, the rollout engine of such a pair is vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fakevllm_server.backends.process.child_engine import ChildEngine
@@ -15,7 +16,10 @@ from fakevllm_server.types.engine_spec import EngineSpec
 from fakevllm_server.web import server_state
 
 
-def open_pair(rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None) -> Backend:
+def open_pair(
+    replicas: Sequence[EngineSpec], trainer: EngineSpec, weights_dir: Path | None = None
+) -> Backend:
+    (rollout,) = replicas
     folder = weights_folder(rollout.run_dir, weights_dir)
     return TwoProcesses(ChildEngine(rollout), ChildEngine(trainer), folder)
 

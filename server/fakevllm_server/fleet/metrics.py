@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from fakevllm_adapters.http.asgi import Headers
 from fakevllm_server.fleet.replica import ReplicaFigures
 from fakevllm_server.fleet.router import ReplicaState
 
+PAGE_HEADERS: Headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
 REPLICA_LABEL = "replica"
 GAUGES = {
     "fakevllm_replica_serving": "1 if the rollout replica answers new calls, otherwise 0.",

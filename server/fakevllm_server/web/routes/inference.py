@@ -16,14 +16,11 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from prometheus_client import CONTENT_TYPE_LATEST
-
 from fakevllm_adapters.formats.base import Adapter, Json
 from fakevllm_adapters.formats.responses.refusals import unknown_response
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientDisconnected,
-    Headers,
     Receive,
     Scope,
     Send,
@@ -60,7 +57,6 @@ from fakevllm_adapters.protocol.swarm import (
     parse_siblings,
 )
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRefused
-from fakevllm_server.fleet.metrics import fleet_page
 from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.rollout.engine_client import EngineClient, EngineFailed
 from fakevllm_server.types.weight_versions import CallStamp, GateAbandoned
@@ -77,7 +73,6 @@ _RELAYED_LIMITS = Limits(json_depth=MAX_DEPTH)
 that the user of a proxy can set. A body with deeper nesting is refused, because vLLM could parse
 the body, but this process could not check it."""
 _METRICS_PATH = "/metrics"
-_METRICS_HEADERS: Headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
 HOLD_S = 300.0
 """Maximum seconds that a call waits for an engine that is being restarted or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
@@ -153,8 +148,11 @@ async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send)
         await engine.relay(scope["method"], url, body, engine_headers(headers), send)
 
     if path == _METRICS_PATH and state.fleet is not None:
+        # Only a fleet needs prometheus_client, which takes long to import.
+        from fakevllm_server.fleet.metrics import PAGE_HEADERS, fleet_page
+
         page = fleet_page(state.fleet.figures, await state.fleet.metrics_pages())
-        return await send_bytes(send, 200, page, _METRICS_HEADERS)
+        return await send_bytes(send, 200, page, PAGE_HEADERS)
     if path in NEVER_WAIT:
         return await attempt(await state.serving_replica())
     await attempt_when_serving(state, attempt)
