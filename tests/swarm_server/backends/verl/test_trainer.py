@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from fakevllm_adapters.job.loss_spec import LOSS_DEFAULTS
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.training.failed_step import PartialStep
+from fakevllm_server.backends.verl.trainer_arguments import STATE_FOLDER
 from fakevllm_server.types.backend import BackendError, BackendRefused, Batch, Call, LossSpec
 
 if TYPE_CHECKING:
@@ -133,6 +135,7 @@ async def test_a_job_that_needs_a_reference_is_refused_if_none_was_kept(
 @pytest.mark.filterwarnings("ignore")
 async def test_a_checkpoint_that_does_not_fit_the_model_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "workers.json").write_text('{"num_workers": 2}')
+    save({"weights.a": torch.ones(3)}, checkpoint_id=tmp_path / STATE_FOLDER, no_dist=True)
     with pytest.raises(BackendError, match=r"is of another model than --model$"):
         await _trainer(FailingWorkers(at=2)).restore(tmp_path)
     (tmp_path / "workers.json").write_text("{}")
