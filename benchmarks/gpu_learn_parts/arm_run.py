@@ -130,20 +130,25 @@ def num_answers(ledger: Path, group_ids: Collection[str]) -> int:
 
 
 async def train(
-    proxy: Process, tasks: list[Task], plan: Reinforcement, seed: int, progress: Progress
+    proxy: Process,
+    tasks: list[Task],
+    seed: int,
+    progress: Progress,
+    *,
+    max_tokens: int,
+    concurrency: int,
 ) -> None:
-    """Send questions through the proxy until the last step is done or the time is over."""
+    """Send questions through the proxy until the last step is done or the time is over. An answer
+    has at most `max_tokens` tokens, and `concurrency` questions are sent at the same time."""
     url = f"{proxy.url}/v1"
     keys = await register_tasks(url, tasks)
     http = openai.DefaultAioHttpClient()
-    player = EndpointPlayer(url, await first_model(url), http, plan.max_tokens)
+    player = EndpointPlayer(url, await first_model(url), http, max_tokens)
     rows = itertools.takewhile(lambda _: not progress.is_over, endless_rows(tasks, seed))
     polling = asyncio.create_task(progress.keep_polling())
     try:
         async with follow_capacity(proxy.url) as capacity:
-            results = play(
-                rows, player, lambda task: keys[task.task_id], plan.concurrency, capacity
-            )
+            results = play(rows, player, lambda task: keys[task.task_id], concurrency, capacity)
             async for result in results:
                 if result.failed is not None:
                     raise SystemExit(f"A question got no answer: {result.failed}")
@@ -176,7 +181,15 @@ def run_arm(
         before = measure(proxy, held_out, folder / "eval_start.json", plan)
         progress = Progress(proxy.url, plan.num_steps, deadline)
         trains_from = time.monotonic()
-        asyncio.run(train(proxy, read_tasks(training, "question"), plan, seed, progress))
+        training_run = train(
+            proxy,
+            read_tasks(training, "question"),
+            seed,
+            progress,
+            max_tokens=plan.max_tokens,
+            concurrency=plan.concurrency,
+        )
+        asyncio.run(training_run)
         trains_until = time.monotonic()
         after = measure(proxy, held_out, folder / "eval_end.json", plan)
         entries = read_step_entries(server.folder)

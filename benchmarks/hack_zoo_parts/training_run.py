@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-import itertools
 import json
 import re
 import shutil
@@ -24,20 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import openai
 from rich.console import Console
 
-from benchmarks.gpu_learn_parts.arm_run import Progress
+from benchmarks.gpu_learn_parts.arm_run import Progress, train
 from benchmarks.hack_zoo_parts.hook_table import HOOKS, rows_of
 from benchmarks.hack_zoo_parts.run_record import JUDGE, RunRecord, record_of
 from benchmarks.run_log_reader import read_log_entries
-from fakevllm.admission.dataset import endless_rows, read_tasks
+from fakevllm.admission.dataset import read_tasks
 from fakevllm.evaluation.command import EvalSettings, run_eval
-from fakevllm.replay.backpressure import follow_capacity
-from fakevllm.replay.proxy_queries import first_model, register_tasks
-from fakevllm.replay.row_runner import play
-from fakevllm.replay.row_senders import EndpointPlayer
-from fakevllm_adapters.protocol.swarm import EngineStatus, Task
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.e2e.processes import Process, Processes, wait_until
 
 HOOK_FILE = Path(__file__).parent / "hook.py"
@@ -81,7 +75,15 @@ def run(hook: str, seed: int, model: Path, folder: Path, num_steps: int = NUM_ST
         for step in (*pauses, num_steps):
             if step:
                 progress = Progress(proxy.url, step, deadline)
-                asyncio.run(_train(proxy, tasks, seed + step, progress))
+                training = train(
+                    proxy,
+                    tasks,
+                    seed + step,
+                    progress,
+                    max_tokens=MAX_TOKENS,
+                    concurrency=CONCURRENCY,
+                )
+                asyncio.run(training)
                 assert progress.is_complete, f"{hook}: step {step} took too long; see {folder}"
             _wait_until_quiet(proxy)
             _evaluate(proxy, held_out)
@@ -106,27 +108,6 @@ def _settings(seed: int, num_steps: int) -> str:
     lines = ["[hooks]", f"path = {json.dumps(str(HOOK_FILE))}", ""]
     lines += ["[guard]", f'second_judge_annotation = "{JUDGE}"', "", "[job]"]
     return "\n".join([*lines, *(f"{key} = {json.dumps(value)}" for key, value in job.items()), ""])
-
-
-async def _train(proxy: Process, tasks: list[Task], seed: int, progress: Progress) -> None:
-    """Send questions through the proxy until the step is done or the time is over."""
-    url = f"{proxy.url}/v1"
-    keys = await register_tasks(url, tasks)
-    http = openai.DefaultAioHttpClient()
-    player = EndpointPlayer(url, await first_model(url), http, MAX_TOKENS)
-    rows = itertools.takewhile(lambda _: not progress.is_over, endless_rows(tasks, seed))
-    polling = asyncio.create_task(progress.keep_polling())
-    try:
-        async with follow_capacity(proxy.url) as capacity:
-            results = play(rows, player, lambda task: keys[task.task_id], CONCURRENCY, capacity)
-            async for result in results:
-                if result.failed is not None:
-                    raise SystemExit(f"A question got no answer: {result.failed}")
-        await polling
-    finally:
-        polling.cancel()
-        await asyncio.gather(polling, return_exceptions=True)
-        await http.aclose()
 
 
 def _wait_until_quiet(proxy: Process) -> None:

@@ -31,10 +31,6 @@ TRAINER_ARGUMENTS = {
 """Arguments of the verl trainer that contradict the section, with the remedy."""
 
 
-BESIDE_STEPS = ("async_steps",)
-"""Settings of a job that let agents call the engine during a step."""
-
-
 def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
     """Raise ConfigError if the engines of the server cannot be placed as the section says."""
     rollout, trainer = config.rollout_name, config.trainer_name
@@ -82,14 +78,11 @@ def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
 
 def check_job(cluster: ClusterSection | None, job: TrainJob) -> None:
     """Raise ConfigError if a job contradicts the section `cluster`."""
-    if cluster is None or cluster.colocate != "sleep":
-        return
-    for setting in BESIDE_STEPS:
-        if getattr(job, setting, 0):
-            raise ConfigError(
-                f"job.{setting} lets episodes run beside steps, and with cluster.colocate = "
-                f'"sleep" vLLM sleeps during each step: remove {setting}, or use another division.'
-            )
+    if cluster is not None and cluster.colocate == "sleep" and job.async_steps:
+        raise ConfigError(
+            "job.async_steps lets episodes run beside steps, and with cluster.colocate = "
+            '"sleep" vLLM sleeps during each step: remove async_steps, or use another division.'
+        )
 
 
 def _refuse_arguments(config: ServerConfig) -> None:

@@ -68,20 +68,16 @@ def test_several_replicas_and_sleep_contradict_each_other() -> None:
         ServerConfig("vllm", Path("run"), cluster=cluster)
 
 
-class JobBesideSteps(TrainJob):
-    async_steps: int = 1
-
-
 async def test_a_job_with_episodes_beside_steps_contradicts_sleep(tmp_path: Path) -> None:
     config = ServerConfig("vllm", tmp_path, model="demo", cluster=SLEEP)
     with pytest.raises(ConfigError, match=r"^job\.async_steps lets episodes run beside steps, and"):
-        check_start(config, JobBesideSteps(), {})
-    check_start(config, JobBesideSteps(async_steps=0), {})
+        check_start(config, TrainJob(async_steps=1), {})
+    check_start(config, TrainJob(), {})
     shared = ServerConfig("vllm", tmp_path, model="demo", cluster=replace(SLEEP, colocate="shared"))
-    check_start(shared, JobBesideSteps(), {})
+    check_start(shared, TrainJob(async_steps=1), {})
     state = ServerState(config)
     with pytest.raises(ConfigError, match=r"with cluster\.colocate = .sleep. vLLM sleeps during"):
-        state._specs(JobBesideSteps())  # pyright: ignore[reportPrivateUsage]
+        state._specs(TrainJob(async_steps=1))  # pyright: ignore[reportPrivateUsage]
     await state.close()
 
 
