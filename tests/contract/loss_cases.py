@@ -51,6 +51,17 @@ ALONE: dict[str, dict[str, Any]] = {
     "kto": {"loss": "kto", "preference_beta": 0.3, "desirable_weight": 1.3},
 }
 """Settings of jobs that train demonstrations alone."""
+MINI_BATCHES: dict[str, dict[str, Any]] = {
+    "mini-batches": {"mini_batch_num": 2},
+    "mini-batches,decoupled": DECOUPLED
+    | {"mini_batch_num": 3, "loss": "gspo", "loss_unit": "timeline", "micro_batch_tokens": 60}
+    | {"kl_loss_coef": 0.5, "entropy_coeff": 0.05},
+    "mini-batches,normalized,rows": DECOUPLED
+    | {"mini_batch_num": 2, "rollout_is": "token", "rollout_is_batch_normalize": True}
+    | {"loss_agg_mode": "seq-mean-token-mean", "forest": False, "demonstration_loss": "sft"},
+    "mini-batches,kto": {"mini_batch_num": 3, "loss": "kto", "preference_beta": 0.3},
+}
+"""Settings of jobs that make several updates in each epoch of a step."""
 LOSS_TOLERANCE: dict[str, Any] = {"abs": 1e-6, "rel": 1e-5}
 """A log-probability of -6 has a rounding error of 5e-7 in float32. The losses that are linear in it
 and the product of a sequence's ratios have a larger error than 1e-6, relative to their value."""
@@ -98,7 +109,8 @@ class LossCase:
 def loss_settings() -> list[Any]:
     """Return the settings of each case, as parameters of a test."""
     cases = {case.id: case.settings for case in pairwise_cases()}
-    return [pytest.param(settings, id=name) for name, settings in (cases | ALONE).items()]
+    cases |= ALONE | MINI_BATCHES
+    return [pytest.param(settings, id=name) for name, settings in cases.items()]
 
 
 def pairwise_cases(seed: int = 0) -> list[LossCase]:
@@ -179,7 +191,8 @@ def _batch_of(spec: LossSpec) -> Batch:
 
 
 def _in_unit(call: Call, loss_unit: str, episode: str, place: int, num_calls: int) -> Call:
-    """Return a call with the unit and the weight that the server gives it. After two calls of an
-    episode, a new timeline begins."""
+    """Return a call with the group, the unit and the weight that the server gives it. Each group
+    has one episode. After two calls of an episode, a new timeline begins."""
     units = {"call": None, "episode": episode, "timeline": f"{episode}.{place // 2}"}
-    return replace(call, unit=units[loss_unit], weight=token_weight(loss_unit, num_calls))
+    weight = token_weight(loss_unit, num_calls)
+    return replace(call, group_id=episode, unit=units[loss_unit], weight=weight)

@@ -101,8 +101,6 @@ class EngineSection(BaseModel):
     """Number of GPUs over which each layer of an engine is split."""
     ulysses_sequence_parallel_size: int = Field(default=1, ge=1)
     """Number of GPUs over which one sequence is split."""
-    mini_batch_num: int = Field(default=1, ge=1)
-    """Number of mini-batches per step. Each mini-batch has an update of its own."""
     kl_penalty_type: Annotated[str, BeforeValidator(_kl_penalty_name)] = "kl"
     """Estimator of the KL in the reward. `k1` is another name for `kl`."""
     lora_load_format: str = "auto"

@@ -143,7 +143,11 @@ class TrainJob(SwarmSections):
     lr: float = Field(default=1e-6, gt=0)
     """Learning rate of AdamW."""
     ppo_epochs: int = Field(default=1, ge=1)
-    """Number of optimizer updates per step, each over the whole batch."""
+    """Number of optimizer updates per step that each group of the batch takes part in."""
+    mini_batch_num: int = Field(default=1, ge=1)
+    """Number of mini-batches into which a step's batch is divided. Each mini-batch has whole
+    groups, and makes `ppo_epochs` optimizer updates. A step with fewer groups has one mini-batch
+    for each group."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Maximum number of tokens in a forward pass. Lower it if memory runs out. A call that is
     longer than this maximum is not split. Its pass may also have tokens of other calls, up to this

@@ -14,7 +14,6 @@ NEVER_USED = {
     "timeline_compare_level": "tokens are compared, as with the value token",
     "nnodes": "the server trains on the nodes that it was given, such as those of a Ray cluster",
     "kl_penalty_type": "the KL in the reward is kl, which is also called k1",
-    "mini_batch_num": "an update uses the whole batch; ppo_epochs sets the number of updates",
     "ulysses_sequence_parallel_size": "each sequence is processed on one GPU",
     "lora_load_format": "LoRA adapters are always safetensors",
     "layered_summon": "LoRA adapters are merged into the weights before the engine loads them",

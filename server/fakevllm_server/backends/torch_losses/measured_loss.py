@@ -33,6 +33,16 @@ class PartMetrics(NamedTuple):
     a mean but the maximum over the tokens."""
     mismatch: Mismatch | None
 
+    def scaled(self, share: float) -> PartMetrics:
+        """Return the part that the tokens of a mini-batch contribute to the metrics of the step.
+        These metrics are parts of means over the mini-batch, whose share of the step's tokens is
+        `share`."""
+        metrics = {
+            name: value if name == PROB_DIFF_MAX else share * value
+            for name, value in self.metrics.items()
+        }
+        return PartMetrics(metrics, None if self.mismatch is None else self.mismatch.scaled(share))
+
 
 class MeasuredLoss(NamedTuple):
     loss: Tensor

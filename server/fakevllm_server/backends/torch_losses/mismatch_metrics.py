@@ -70,6 +70,10 @@ class MismatchSums:
         pairs = zip(astuple(self), astuple(other), strict=True)
         return MismatchSums(*(mine + theirs for mine, theirs in pairs))
 
+    def scaled(self, factor: float) -> MismatchSums:
+        """Return the sums with the `token_share` of each token multiplied by a factor."""
+        return MismatchSums(*(factor * value for value in astuple(self)))
+
     @property
     def metrics(self) -> dict[str, float]:
         """The mismatch metrics (the differences between trainer and rollout engine) by name. The
@@ -114,6 +118,10 @@ class Mismatch:
             sum((part.all_tokens for part in parts), MismatchSums()),
             sum((part.equal_version for part in parts), MismatchSums()),
         )
+
+    def scaled(self, factor: float) -> Mismatch:
+        """Return the sums with the `token_share` of each token multiplied by a factor."""
+        return Mismatch(self.all_tokens.scaled(factor), self.equal_version.scaled(factor))
 
     @property
     def metrics(self) -> dict[str, float]:

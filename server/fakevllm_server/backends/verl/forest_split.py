@@ -157,3 +157,10 @@ def _sharing_metrics(num_naive: int, num_computed: int) -> StepMetrics:
         "tokens_saved": float(num_naive - num_computed),
         "rho": num_naive / num_computed if num_computed else 1.0,
     }
+
+
+def joined_sharing_metrics(parts: Sequence[WorkerRows]) -> StepMetrics:
+    """Return the metrics of prefix sharing of a step from those of its mini-batches."""
+    num_computed = sum(int(part.metrics["tokens_computed"]) for part in parts)
+    num_saved = sum(int(part.metrics["tokens_saved"]) for part in parts)
+    return _sharing_metrics(num_computed + num_saved, num_computed)

@@ -1,5 +1,5 @@
-"""The rows of a training step with everything that the loss reads of them, in the trainer's
-process. A row is one call, or one demonstration."""
+"""The rows of a mini-batch with everything that the loss reads of them, in the trainer's process. A
+row is one call, or one demonstration. A training step has one mini-batch or several."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fakevllm_server.algorithms.loss_sequences import CallShare
 from fakevllm_server.backends.torch_losses.demonstration_rows import DemonstrationRows
 from fakevllm_server.backends.torch_losses.measured_loss import (
     MeasuredLoss,
+    PartMetrics,
     joined_metrics,
     measured_loss,
 )
@@ -35,7 +36,8 @@ class RowValues:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of one training step."""
+    """The rows of one mini-batch of a training step. Its loss and metrics are those of a step that
+    has only these rows."""
 
     spec: LossSpec
     split: WorkerRows
@@ -46,7 +48,9 @@ class StepRows:
     """[tokens] For each token, whether all tokens of its call were sampled with the trainer's
     current weights."""
     is_coupled: bool
-    """Whether the loss of a row depends on other rows. Such a step needs two passes."""
+    """Whether the loss of a row depends on other rows. Such a mini-batch needs two passes."""
+    share: float = 1.0
+    """Share of the step's tokens that are in the mini-batch."""
 
     @staticmethod
     def of(
@@ -55,10 +59,11 @@ class StepRows:
         spec: LossSpec,
         divide: Callable[[Sequence[Call]], WorkerRows],
         version: int | None,
+        share: float = 1.0,
     ) -> StepRows:
-        """Divide the calls and demonstrations of a step among the workers, with `divide`. `version`
-        is the version of the trainer's weights. Raises BackendError for calls that cannot be
-        trained."""
+        """Divide the calls and demonstrations of a mini-batch among the workers, with `divide`.
+        `version` is the version of the trainer's weights. `share` is the mini-batch's share of the
+        step's tokens. Raises BackendError for calls that cannot be trained."""
         as_calls = demonstration_calls(demonstrations)
         split = divide([*calls, *as_calls])
         rows = split.rows
@@ -78,6 +83,7 @@ class StepRows:
             tokens,
             is_equal.repeat_interleave(torch.tensor(lengths, dtype=torch.long)),
             is_coupled=_is_coupled(rows, shares, spec),
+            share=share,
         )
 
     @property
@@ -97,9 +103,14 @@ class StepRows:
         return replace(self, tokens=tokens)
 
     def metrics(self, values: RowValues, *, is_first: bool) -> StepMetrics:
-        """Return the metrics of an epoch, with the loss of the whole step. `is_first` is true for
-        the step's first epoch."""
+        """Return the metrics of an update. `is_first` is true for the step's first update, if it
+        measures what is compared before it."""
         return joined_metrics([self._loss(values, is_first=is_first).metrics])
+
+    def measure(self, values: RowValues) -> PartMetrics:
+        """Return the part that the mini-batch contributes to the metrics that a step measures
+        before its first update."""
+        return self._loss(values, is_first=True).metrics.scaled(self.share)
 
     def coefficients(self, values: RowValues) -> dict[str, Tensor]:
         """Return the inputs of the second pass: the derivatives of the step's loss with respect to

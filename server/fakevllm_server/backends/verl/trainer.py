@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,15 +20,20 @@ from fakevllm_server.backends.embedded.train.checkpoint import copy_model_files
 from fakevllm_server.backends.process.trainer_thread import SingleThread
 from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.torch_losses import DEMONSTRATION_LOSSES, LOSSES
-from fakevllm_server.backends.torch_losses.measured_loss import needs_entropy
-from fakevllm_server.backends.training.epochs import mean_of_epochs
+from fakevllm_server.backends.torch_losses.measured_loss import (
+    PartMetrics,
+    joined_metrics,
+    needs_entropy,
+)
 from fakevllm_server.backends.training.failed_step import UpdateTracker, partial_step_guard
 from fakevllm_server.backends.training.lora_settings import LoraSettings, describe_settings
+from fakevllm_server.backends.training.mini_batches import mini_batches
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.training.step_calls import size_metrics, step_demonstrations
+from fakevllm_server.backends.training.step_updates import StepUpdates
 from fakevllm_server.backends.verl.checkpoint_files import check_files
 from fakevllm_server.backends.verl.cluster import Cluster
-from fakevllm_server.backends.verl.forest_split import WorkerRows
+from fakevllm_server.backends.verl.forest_split import WorkerRows, joined_sharing_metrics
 from fakevllm_server.backends.verl.released_checkpoint import ReleasedCheckpoint
 from fakevllm_server.backends.verl.row_layout import select_responses
 from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
@@ -167,69 +171,117 @@ class VerlTrainer:
     def _step(self, batch: Batch, spec: LossSpec, updates: UpdateTracker) -> StepMetrics:
         started = time.perf_counter()
         self._check_loss(spec)
-        demonstrations = step_demonstrations(batch, spec)
-        step = StepRows.of(batch.calls, demonstrations, spec, self._split, batch.version)
-        metrics = {"skipped": 0.0} | step.split.metrics
-        if step.rows:
-            metrics |= self._update(step, updates)
+        parts = [
+            StepRows.of(
+                part.batch.calls,
+                step_demonstrations(part.batch, spec),
+                spec,
+                self._split,
+                batch.version,
+                part.share,
+            )
+            for part in mini_batches(batch, self._job.mini_batch_num)
+        ]
+        metrics = {"skipped": 0.0} | joined_sharing_metrics([part.split for part in parts])
+        if any(part.rows for part in parts):
+            metrics |= self._update(parts, spec, updates)
         metrics |= size_metrics(batch, spec)
         metrics["lr"] = self._job.lr
         metrics["seconds"] = time.perf_counter() - started
         return metrics
 
-    def _update(self, step: StepRows, updates: UpdateTracker) -> StepMetrics:
-        """Make `ppo_epochs` updates of the weights, and return the metrics of the step.
+    def _update(
+        self, parts: Sequence[StepRows], spec: LossSpec, tracker: UpdateTracker
+    ) -> StepMetrics:
+        """Make `ppo_epochs` updates of the weights with each mini-batch in `parts`, and return the
+        metrics of the step.
 
         If the loss or the gradient norm is not finite, the step makes no more updates. The returned
         metrics then contain this value. If the mismatch between the log-probabilities of rollout
         engine and trainer is above the job's limit, the step makes no update.
         """
-        job, spec = self._job, step.spec
+        job = self._job
+        needs_old = spec.has_policy_loss and not spec.bypass_mode
         if spec.needs_reference:
-            reference = torch.cat(self._response_log_probs(step.split, "reference"))
-            step = step.with_log_probs(reference=reference)
-        epochs: list[StepMetrics] = []
+            parts = [self._with_reference(part) for part in parts]
         # verl adds to existing gradients, and a failed step may have left some.
         self._workers.drop_gradients()
-        for epoch in range(job.ppo_epochs):
-            values = self._first_pass(step, is_first=epoch == 0)
-            metrics = step.metrics(values, is_first=epoch == 0)
-            epochs.append(metrics)
-            no_further_update = NO_UPDATE if epoch == 0 else {"skipped": 1.0}
-            if epoch == 0 and is_too_far(metrics, job):
+        measured: StepMetrics | None = None
+        if spec.has_policy_loss and len(parts) > 1:
+            parts, measured = self._measure(parts, needs_old=needs_old)
+            if is_too_far(measured, job):
+                return {**measured, **TOO_FAR}
+            if not math.isfinite(measured["loss"]):
+                return {**measured, **NO_UPDATE}
+        updates = StepUpdates(measured)
+        old = None
+        for part in list(parts) * job.ppo_epochs:
+            is_first = updates.measures
+            if old is not None:
+                part = part.with_log_probs(old=old)
+            values = self._first_pass(part, is_first=is_first)
+            metrics = part.metrics(values, is_first=is_first)
+            updates.begin(metrics, part.share)
+            if is_first and is_too_far(metrics, job):
                 self._workers.drop_gradients()
                 return {**metrics, **TOO_FAR}
             if not math.isfinite(metrics["loss"]):
                 self._workers.drop_gradients()
-                return mean_of_epochs(epochs) | no_further_update
-            if step.is_coupled:
-                self._second_pass(step, values)
-            if epoch == 0 and spec.has_policy_loss and not spec.bypass_mode:
-                step = step.with_log_probs(old=values.log_prob)
-            updates.begin()
+                return updates.metrics_of_stopped_step
+            if part.is_coupled:
+                self._second_pass(part, values)
+            if is_first and needs_old:
+                old = values.log_prob
+            tracker.begin()
             metrics["grad_norm"] = self._workers.optimizer_step(job.lr, job.weight_decay)
             if not math.isfinite(metrics["grad_norm"]):  # verl has made no update.
-                return mean_of_epochs(epochs) | no_further_update
-        return mean_of_epochs(epochs)
+                return updates.metrics_of_stopped_step
+            updates.made()
+        return updates.metrics
+
+    def _measure(
+        self, parts: Sequence[StepRows], *, needs_old: bool
+    ) -> tuple[list[StepRows], StepMetrics]:
+        """Measure all mini-batches of a step before its first update. Return them with the
+        log-probabilities of the old policy if `needs_old` is true, and the metrics of the whole
+        step."""
+        with_old: list[StepRows] = []
+        metrics: list[PartMetrics] = []
+        for part in parts:
+            values = self._infer(part, is_first=True)
+            metrics.append(part.measure(values))
+            with_old.append(part.with_log_probs(old=values.log_prob) if needs_old else part)
+        return with_old, joined_metrics(metrics)
+
+    def _with_reference(self, part: StepRows) -> StepRows:
+        reference = torch.cat(self._response_log_probs(part.split, "reference"))
+        return part.with_log_probs(reference=reference)
 
     def _first_pass(self, step: StepRows, *, is_first: bool) -> RowValues:
-        """Return the values from which the step's loss follows. If no row of the step depends on
+        """Return the values from which the loss of a mini-batch follows. If no row depends on
         another row, also add the gradient of the loss to the gradients of the weights. `is_first`
-        is true for the step's first epoch."""
-        make = partial(
-            make_tensordict,
+        is true for the step's first update, if it measures what is compared before it."""
+        if step.is_coupled:
+            return self._infer(step, is_first=is_first)
+        data = make_tensordict(
             step.split,
             self._max_tokens,
             spec=step.spec,
+            loss_inputs=direct_inputs(step.tokens),
             with_entropy=needs_entropy(step.spec, is_first=is_first),
         )
-        if step.is_coupled:
-            return _row_values(step.rows, self._workers.infer(make(), "trained"))
-        data = make(loss_inputs=direct_inputs(step.tokens))
         return _row_values(step.rows, self._workers.forward_backward(data))
 
+    def _infer(self, step: StepRows, *, is_first: bool) -> RowValues:
+        """Return the values from which the loss of a mini-batch follows, without a gradient."""
+        with_entropy = needs_entropy(step.spec, is_first=is_first)
+        data = make_tensordict(
+            step.split, self._max_tokens, spec=step.spec, with_entropy=with_entropy
+        )
+        return _row_values(step.rows, self._workers.infer(data, "trained"))
+
     def _second_pass(self, step: StepRows, values: RowValues) -> None:
-        """Add the gradient of the loss of a coupled step to the gradients of the weights. `values`
+        """Add the gradient of the loss of a coupled mini-batch to those of the weights. `values`
         are those of its first pass."""
         coefficients = step.coefficients(values)
         data = make_tensordict(

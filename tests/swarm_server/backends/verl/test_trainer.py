@@ -166,6 +166,30 @@ async def test_a_coupled_step_too_far_from_its_engine_makes_no_second_pass(
 
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("logprob", "requests"),
+    [
+        (-9.0, ["drop", "infer", "infer"]),
+        (-1.1, ["drop", "infer", "infer", "forward", "update", "forward", "update"]),
+    ],
+)
+async def test_mini_batches_are_measured_before_the_first_update(
+    logprob: float, requests: list[str]
+) -> None:
+    job = TrainJob(mini_batch_num=2, bypass_mode=False)
+    workers = FailingWorkers(at=0)
+    trainer = _trainer(workers)
+    await trainer.boot(job)
+    calls = [Call(group, [5, 6], [7], [logprob], 0, 1.0, 1.0, 1.0) for group in "ab"]
+
+    metrics = await trainer.step(Batch(1, calls), LossSpec.of(job))
+
+    assert workers.requests == requests
+    assert ("too_far" in metrics) is ("forward" not in requests)
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
 async def test_the_first_boot_returns_the_line_about_the_workers() -> None:
     trainer = _trainer(FailingWorkers(at=0), start_note="trains with 1 of 2 workers")
     assert await trainer.boot(JOB) == "trains with 1 of 2 workers"

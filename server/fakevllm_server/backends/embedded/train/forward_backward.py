@@ -74,6 +74,34 @@ class Passes:
             yield
         return log_probs
 
+    def measure(
+        self, step: StepPieces, spec: LossSpec
+    ) -> Generator[None, None, tuple[list[Tensor], list[PartMetrics]]]:
+        """Measure a mini-batch before the first update of the training step, without a gradient.
+        Return the log-probabilities, as `log_probs` does, and the parts of the metrics."""
+        values = yield from self._all_values(step, spec, is_first=True)
+        if step.whole is not None:
+            parts = [_measured(values, step.pieces, step.whole, spec, True).metrics]
+        else:
+            parts = [
+                _measured([own], [piece], piece.tokens, spec, True).metrics
+                for piece, own in zip(step.pieces, values, strict=True)
+            ]
+        pairs = zip(step.pieces, values, strict=True)
+        return [piece.plan.flat(own.log_prob) for piece, own in pairs], parts
+
+    def _all_values(
+        self, step: StepPieces, spec: LossSpec, *, is_first: bool
+    ) -> Generator[None, None, list[EdgeValues]]:
+        """Return the values of all pieces (sets of calls that go through the model together),
+        without a gradient."""
+        values: list[EdgeValues] = []
+        for piece in step.pieces:
+            with torch.no_grad():
+                values.append(self._values(piece, spec, is_first=is_first))
+            yield
+        return values
+
     def backward(
         self, step: StepPieces, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
@@ -103,11 +131,7 @@ class Passes:
         is a set of calls that go through the model together. The first pass computes the
         log-probabilities of all pieces. The derivatives of the loss follow from these
         log-probabilities. The second pass adds the gradient piece by piece."""
-        first_pass: list[EdgeValues] = []
-        for piece in step.pieces:
-            with torch.no_grad():
-                first_pass.append(self._values(piece, spec, is_first=is_first))
-            yield
+        first_pass = yield from self._all_values(step, spec, is_first=is_first)
         parts: list[PartMetrics] = []
 
         def loss_of(values: Sequence[EdgeValues]) -> Tensor:

@@ -68,31 +68,26 @@ class StepPieces:
             rows |= {at: row.tolist() for at, row in zip(piece.calls, own, strict=True)}
         return [rows[at] for at in range(len(rows))]
 
-    def with_log_probs(
-        self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
-    ) -> StepPieces:
-        """Return copies of the pieces (sets of calls that go through the model together), with the
-        log-probabilities of two other policies added. These are the old policy (the trainer's
-        policy before the step) and the reference policy. `old` and `reference` have a tensor
-        [trained tokens] for each piece."""
+    def with_old(self, log_probs: Sequence[Tensor]) -> StepPieces:
+        """Return a copy with the log-probabilities of the old policy, which is the trainer's policy
+        before the step. `log_probs` has a tensor [trained tokens] for each piece (a set of calls
+        that go through the model together)."""
+        return self._with_field("old_log_prob", log_probs)
+
+    def with_reference(self, log_probs: Sequence[Tensor]) -> StepPieces:
+        """Return a copy with the log-probabilities of the reference policy. `log_probs` has a
+        tensor [trained tokens] for each piece (a set of calls that go through the model
+        together)."""
+        return self._with_field("reference_log_prob", log_probs)
+
+    def _with_field(self, name: str, log_probs: Sequence[Tensor]) -> StepPieces:
         pieces = [
-            replace(
-                piece,
-                tokens=replace(
-                    piece.tokens,
-                    old_log_prob=None if old is None else old[at],
-                    reference_log_prob=None if reference is None else reference[at],
-                ),
-            )
-            for at, piece in enumerate(self.pieces)
+            replace(piece, tokens=replace(piece.tokens, **{name: own}))
+            for piece, own in zip(self.pieces, log_probs, strict=True)
         ]
-        if self.whole is None:
-            return StepPieces(pieces, None)
-        whole = replace(
-            self.whole,
-            old_log_prob=None if old is None else torch.cat(list(old)),
-            reference_log_prob=None if reference is None else torch.cat(list(reference)),
-        )
+        whole = self.whole
+        if whole is not None:
+            whole = replace(whole, **{name: torch.cat(list(log_probs))})
         return StepPieces(pieces, whole)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,15 +33,17 @@ from fakevllm_server.backends.embedded.train.micro_batches import StepPieces, cu
 from fakevllm_server.backends.embedded.train.prefix_sharing_speedup import SharingSpeedup
 from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.torch_forest.autocast import set_compute_dtype
-from fakevllm_server.backends.training.epochs import mean_of_epochs
+from fakevllm_server.backends.torch_losses.measured_loss import PartMetrics, joined_metrics
 from fakevllm_server.backends.training.failed_step import UpdateTracker, partial_step_guard
 from fakevllm_server.backends.training.lora_settings import LoraSettings, describe_settings
+from fakevllm_server.backends.training.mini_batches import MiniBatch, mini_batches
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.training.step_calls import (
     demonstration_calls,
     size_metrics,
     step_demonstrations,
 )
+from fakevllm_server.backends.training.step_updates import StepUpdates
 from fakevllm_server.types.backend import (
     BackendRefused,
     Batch,
@@ -50,6 +53,18 @@ from fakevllm_server.types.backend import (
     StepMetrics,
 )
 from fakevllm_server.types.demonstrations import Demonstration
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMiniBatch:
+    """A mini-batch of a training step, cut into pieces (sets of calls that go through the model
+    together)."""
+
+    calls: Sequence[Call]
+    """The sampled calls, and the demonstrations as calls."""
+    step: StepPieces
+    share: float
+    """Share of the step's tokens that are in the mini-batch."""
 
 
 class PolicyTrainer:
@@ -127,7 +142,8 @@ class PolicyTrainer:
         self.lora, self._lora_source = lora, source
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
-        """Run one training step with `ppo_epochs` updates of the weights, and return its metrics.
+        """Run one training step, and return its metrics. The batch is divided into
+        `mini_batch_num` mini-batches. Each of them makes `ppo_epochs` updates of the weights.
         Metrics that were not measured are left out.
 
         If the loss or the gradient norm is not finite, the step ends without further updates. The
@@ -138,22 +154,27 @@ class PolicyTrainer:
         begun to change.
         """
         started = time.perf_counter()
-        demonstrations = step_demonstrations(batch, spec)
-        calls = [*batch.calls, *demonstration_calls(demonstrations)]
-        step, passes = self._plan(calls, spec, batch.version, demonstrations)
-        metrics = {"skipped": 0.0, "token_fidelity": token_fidelity(step, calls)}
+        job, passes = self._job, self._passes()
+        parts = [
+            self._plan_mini_batch(part, spec, passes)
+            for part in mini_batches(batch, job.mini_batch_num)
+        ]
+        fidelity = min(token_fidelity(part.step, part.calls) for part in parts)
+        metrics = {"skipped": 0.0, "token_fidelity": fidelity}
         try:
-            if step.pieces:
+            if any(part.step.pieces for part in parts):
                 with partial_step_guard() as updates:
-                    metrics |= yield from self._update(step, passes, spec, updates)
+                    metrics |= yield from self._update(parts, passes, spec, updates)
             metrics["seconds"] = time.perf_counter() - started
-            max_tokens = self._job.micro_batch_tokens
-            yield from self._sharing_speedup.measure(step, calls, passes, max_tokens)
+            yield from self._sharing_speedup.measure(
+                parts[0].step, parts[0].calls, passes, job.micro_batch_tokens
+            )
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         metrics |= self._sharing_speedup.metrics | size_metrics(batch, spec)
-        metrics["lr"] = self._job.lr
-        return metrics | step.metrics
+        metrics["lr"] = job.lr
+        whole = StepPieces([piece for part in parts for piece in part.step.pieces], None)
+        return metrics | whole.metrics
 
     def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
@@ -163,69 +184,120 @@ class PolicyTrainer:
 
         A log-probability is normalized over the tokens that could be sampled at its position.
         """
-        step, passes = self._plan(calls, LossSpec())
+        passes = self._passes()
+        step = self._plan(calls, LossSpec(), passes)
         if policy == "reference":
             log_probs = yield from self._reference_log_probs(step, passes)
         else:
             log_probs = yield from passes.log_probs(step)
         return step.per_call(log_probs)
 
+    def _plan_mini_batch(self, part: MiniBatch, spec: LossSpec, passes: Passes) -> PlannedMiniBatch:
+        batch = part.batch
+        demonstrations = step_demonstrations(batch, spec)
+        calls = [*batch.calls, *demonstration_calls(demonstrations)]
+        step = self._plan(calls, spec, passes, batch.version, demonstrations)
+        return PlannedMiniBatch(calls, step, part.share)
+
     def _plan(
         self,
         calls: Sequence[Call],
         spec: LossSpec,
+        passes: Passes,
         version: int | None = None,
         demonstrations: Sequence[Demonstration] = (),
-    ) -> tuple[StepPieces, Passes]:
-        attention = self._attention()
-        step = cut_into_pieces(
+    ) -> StepPieces:
+        return cut_into_pieces(
             calls,
             spec,
             self._job.micro_batch_tokens,
             self.model.device,
-            shares_prefixes=attention != ROWS,
+            shares_prefixes=passes.attention != ROWS,
             version=version,
             demonstrations=demonstrations,
         )
-        return step, Passes(self.model, attention)
+
+    def _passes(self) -> Passes:
+        return Passes(self.model, self._attention())
 
     def _attention(self) -> str:
         return self._attention_choice.best(self.model, self._job.forest)
 
     def _update(
-        self, step: StepPieces, passes: Passes, spec: LossSpec, updates: UpdateTracker
+        self,
+        parts: Sequence[PlannedMiniBatch],
+        passes: Passes,
+        spec: LossSpec,
+        tracker: UpdateTracker,
     ) -> Generator[None, None, StepMetrics]:
-        step = yield from self._with_other_policies(step, passes, spec)
-        epochs: list[StepMetrics] = []
-        for epoch in range(self._job.ppo_epochs):
-            metrics = yield from passes.backward(step, spec, is_first=epoch == 0)
-            epochs.append(metrics)
-            if epoch == 0 and is_too_far(metrics, self._job):
+        """Make the updates of a step, and return their metrics. `parts` are the mini-batches. If
+        there are several, a pass over all of them before the first update measures what is compared
+        before it, and gets the log-probabilities of the old policy."""
+        if spec.needs_reference:
+            parts = yield from self._with_reference(parts, passes)
+        measured: StepMetrics | None = None
+        if spec.has_policy_loss and len(parts) > 1:
+            parts, measured = yield from self._measure(parts, passes, spec)
+            if is_too_far(measured, self._job):
+                return {**measured, **TOO_FAR}
+            if not math.isfinite(measured["loss"]):
+                return {**measured, **NO_UPDATE}
+        elif spec.has_policy_loss and not spec.bypass_mode:
+            parts = yield from self._with_old(parts, passes)
+        updates = StepUpdates(measured)
+        for part in list(parts) * self._job.ppo_epochs:
+            is_first = updates.measures
+            metrics = yield from passes.backward(part.step, spec, is_first=is_first)
+            updates.begin(metrics, part.share)
+            if is_first and is_too_far(metrics, self._job):
                 return {**metrics, **TOO_FAR}
             metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._job.grad_clip
             ).item()
             if not (math.isfinite(metrics["grad_norm"]) and math.isfinite(metrics["loss"])):
-                return mean_of_epochs(epochs) | (NO_UPDATE if epoch == 0 else {"skipped": 1.0})
-            updates.begin()
+                return updates.metrics_of_stopped_step
+            tracker.begin()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        return mean_of_epochs(epochs)
+            updates.made()
+        return updates.metrics
 
-    def _with_other_policies(
-        self, step: StepPieces, passes: Passes, spec: LossSpec
-    ) -> Generator[None, None, StepPieces]:
-        """Return a copy of `step` with the log-probabilities of other policies, as far as the loss
-        needs them. A KL term, `dpo` and `kto` need the log-probabilities of the reference policy.
-        If `bypass_mode` is off, the policy loss also needs the log-probabilities of the trainer's
-        policy before the step's first update."""
-        reference: list[Tensor] | None = None
-        old: list[Tensor] | None = None
-        if spec.needs_reference:
-            reference = yield from self._reference_log_probs(step, passes)
-        if spec.has_policy_loss and not spec.bypass_mode:
-            old = yield from passes.log_probs(step)
-        return step.with_log_probs(old, reference)
+    def _measure(
+        self, parts: Sequence[PlannedMiniBatch], passes: Passes, spec: LossSpec
+    ) -> Generator[None, None, tuple[list[PlannedMiniBatch], StepMetrics]]:
+        """Measure all mini-batches of a step before its first update. Return them with the
+        log-probabilities of the old policy as far as the loss needs them, and the metrics of the
+        whole step."""
+        with_old: list[PlannedMiniBatch] = []
+        metrics: list[PartMetrics] = []
+        for part in parts:
+            log_probs, of_part = yield from passes.measure(part.step, spec)
+            metrics += [one.scaled(part.share) for one in of_part]
+            step = part.step if spec.bypass_mode else part.step.with_old(log_probs)
+            with_old.append(replace(part, step=step))
+        return with_old, joined_metrics(metrics)
+
+    def _with_old(
+        self, parts: Sequence[PlannedMiniBatch], passes: Passes
+    ) -> Generator[None, None, list[PlannedMiniBatch]]:
+        """Return copies of the mini-batches with the log-probabilities of the old policy, which is
+        the trainer's policy before the step's first update."""
+        with_old: list[PlannedMiniBatch] = []
+        for part in parts:
+            log_probs = yield from passes.log_probs(part.step)
+            with_old.append(replace(part, step=part.step.with_old(log_probs)))
+        return with_old
+
+    def _with_reference(
+        self, parts: Sequence[PlannedMiniBatch], passes: Passes
+    ) -> Generator[None, None, list[PlannedMiniBatch]]:
+        """Return copies of the mini-batches with the log-probabilities of the reference policy,
+        which a KL term, `dpo` and `kto` need."""
+        with_reference: list[PlannedMiniBatch] = []
+        for part in parts:
+            log_probs = yield from self._reference_log_probs(part.step, passes)
+            with_reference.append(replace(part, step=part.step.with_reference(log_probs)))
+        return with_reference
 
     def _reference_log_probs(
         self, step: StepPieces, passes: Passes
