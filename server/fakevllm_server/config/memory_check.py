@@ -32,10 +32,15 @@ RECOMPUTES, KEEPS_ACTIVATIONS = "--gradient-checkpointing", "--no-gradient-check
 
 
 def check_start(config: ServerConfig, job: TrainJob | None, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if the GPUs do not allow the replicas or the section `cluster`, if a Ray
-    cluster in the environment contradicts the weight transport, if the job contradicts the section,
-    or if the job does not fit into the memory. `job` is the job in the configuration file. If it is
-    None, jobs come later, and each of them is checked before its engine starts. `environ` are the environment variables of the server."""
+    """Raise ConfigError in these cases:
+
+    * The GPUs do not allow the replicas or the section `cluster`.
+    * A Ray cluster in the environment contradicts the weight transport.
+    * The job contradicts the section.
+    * The job does not fit into the memory.
+
+    `job` is the job in the configuration file. If it is None, jobs come later, and each of them is
+    checked before its engine starts. `environ` are the environment variables of the server."""
     check_gpus(config, environ)
     check_ray_address(config, environ)
     if config.cluster is None:

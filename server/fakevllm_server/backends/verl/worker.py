@@ -145,12 +145,9 @@ class PolicyWorker(TinkerTrainingWorker):
             check_names((one.name for one in source.metadata()), folder)
             self._sender.send(source, target)
 
-        try:
-            with self._on_device():
-                weights = GatheredWeights(FolderWeights(self._module, dtype))
-                return send_together(weights, send if self.rank == sender else None)
-        finally:
-            self.free_cache()
+        with self._on_device():
+            weights = GatheredWeights(FolderWeights(self._module, dtype))
+            return send_together(weights, send if self.rank == sender else None)
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def free_cache(self) -> None:
@@ -200,11 +197,14 @@ class PolicyWorker(TinkerTrainingWorker):
     def _on_device(self) -> Iterator[None]:
         """Free what FSDP has gathered, and keep the shards on the device within the `with` block.
         Only there can ranks exchange them. With `--cpu-offload`, the shards are on the CPU
-        otherwise."""
+        otherwise. At the end of the block, free what torch has cached."""
         engine: Any = self.engine
-        with engine.eval_mode(), torch.no_grad():
-            self._reshard()
-            yield
+        try:
+            with engine.eval_mode(), torch.no_grad():
+                self._reshard()
+                yield
+        finally:
+            self.free_cache()
 
     @contextmanager
     def _with_weights(self, others: Sequence[Tensor]) -> Iterator[None]:

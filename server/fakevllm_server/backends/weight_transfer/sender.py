@@ -1,4 +1,4 @@
-"""The sending side of a weight transfer, in the trainer's process.
+"""The sending side of a weight transfer, in the trainer's process or in one of verl's workers.
 
 The vLLM that receives is paused. If sending fails, vLLM may have a part of the new weights. The
 server then loads the weights from a folder.
@@ -27,7 +27,8 @@ from fakevllm_server.types.weight_transfer import IPC, JSON, NCCL, TransferTarge
 
 LOOPBACK = "127.0.0.1"
 BROKEN_GROUP_EXIT_CODE = 70
-"""Exit code of a trainer whose NCCL group is broken. The server starts the trainer again."""
+"""Exit code of a trainer, or of verl's worker, whose NCCL group is broken. The server starts the
+trainer again."""
 
 log = logging.getLogger("fakevllm.trainer")
 
@@ -146,11 +147,11 @@ def _send_nccl(
 
 
 def _end_if_failed(worker_side: Future[None]) -> None:
-    """End the trainer's process if vLLM's side of a collective operation has failed. The trainer's
+    """End this process if vLLM's side of a collective operation has failed. The trainer's
     side would wait for vLLM forever, and NCCL cannot be interrupted."""
     failure = worker_side.exception()
     if failure is not None:
-        log.error("the NCCL group with vLLM is broken, the trainer ends: %s", failure)
+        log.error("the NCCL group with vLLM is broken, this process ends: %s", failure)
         os._exit(BROKEN_GROUP_EXIT_CODE)
 
 
