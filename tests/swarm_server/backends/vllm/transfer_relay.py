@@ -61,10 +61,14 @@ async def refuse(body: bytes) -> bytes | None:
 
 
 async def corrupt(body: bytes) -> bytes | None:
-    """vLLM gets one weight of a wrong shape, so vLLM's update fails."""
+    """vLLM gets one weight of a wrong shape, so vLLM's update fails.
+
+    The weight is the only one of its layer. If vLLM had loaded a part of the layer before, it would
+    load the wrong weight again at the end of the update, and would have to be started again.
+    """
     request: dict[str, Any] = json.loads(body)
     weights = load(base64.b64decode(request["update_info"]["weights"]))
-    name = next(iter(weights))
+    name = next(name for name in sorted(weights) if name.endswith("norm.weight"))
     weights[name] = torch.zeros(3)
     request["update_info"]["weights"] = base64.b64encode(save(weights)).decode()
     return json.dumps(request).encode()
