@@ -63,7 +63,7 @@ def test_a_transfer_that_cannot_work_is_refused(settings: dict[str, Any], reason
 
 
 def test_verls_workers_send_from_the_cluster_that_the_server_starts() -> None:
-    config = ServerConfig(**(ON_VLLM | {"backend": "verl"}))
+    config = ServerConfig("verl", Path("run"), weight_transport="vllm")
     check_start(config, TrainJob(), {})
     with pytest.raises(ConfigError, match=r"in the cluster of RAY_ADDRESS .*: unset RAY_ADDRESS, "):
         check_start(config, TrainJob(), {"RAY_ADDRESS": "head:6379"})
