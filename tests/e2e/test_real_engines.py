@@ -58,13 +58,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmStack]:
         yield start_stack(started)
 
 
-def start_stack(started: Processes, *flags: str) -> VllmStack:
-    """Start a server with vLLM and these further flags, and a proxy."""
+def start_stack(started: Processes, *flags: str, trainer: str = "embedded") -> VllmStack:
+    """Start a server with vLLM, a trainer and these further flags, and a proxy."""
     config = started.folder / "fakevllm.toml"
     config.write_text(
         f"[job]\nbatch_size = 8\nnum_repeat = {NUM_SIBLINGS}\nlr = 4e-4\nppo_epochs = 2\n"
     )
-    engines = ["--rollout", "vllm", "--trainer", "embedded", "--model", "demo"]
+    engines = ["--rollout", "vllm", "--trainer", trainer, "--model", "demo"]
     server = started.server(*engines, *flags)
     hooks = write_hooks(started.folder / "hooks", SUMS_HOOK)
     proxy = started.proxy(server, "--config", str(config), "--hooks", str(hooks), wait=False)
@@ -79,13 +79,17 @@ def test_with_vllm_every_variant_of_requests_is_trained_with_exact_tokens(stack:
 
 
 @pytest.mark.timeout(700)
-def test_weights_are_sent_to_a_vllm_that_sleeps_during_each_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("trainer", "num_gpus"), [("embedded", 1), ("verl", 2)])
+def test_weights_are_sent_to_a_vllm_that_sleeps_during_each_step(
+    tmp_path: Path, trainer: str, num_gpus: int
+) -> None:
     # On a CPU, vLLM accepts that it shall sleep, and frees nothing.
+    gpus = f"gpus_per_node: {num_gpus}, training_gpus: {num_gpus}"
     (tmp_path / "server.yaml").write_text(
-        "weight-transport: vllm\ncluster: {gpus_per_node: 1, training_gpus: 1, colocate: sleep}\n"
+        f"weight-transport: vllm\ncluster: {{{gpus}, colocate: sleep}}\n"
     )
     with Processes(tmp_path) as started:
-        stack = start_stack(started, "--config", str(tmp_path / "server.yaml"))
+        stack = start_stack(started, "--config", str(tmp_path / "server.yaml"), trainer=trainer)
         train(stack, FEW_STEPS)
         check_agreement(stack.server)
         log = (stack.server.folder / "engine.log").read_text()

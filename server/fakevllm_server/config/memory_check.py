@@ -12,6 +12,7 @@ from fakevllm_server.backends.vllm.command import MAX_ADAPTERS, max_lora_rank, p
 from fakevllm_server.config.cluster_check import check_job
 from fakevllm_server.config.model import ServerConfig, find_model
 from fakevllm_server.config.replicas_check import check_gpus
+from fakevllm_server.config.weight_transport_check import check_ray_address
 from fakevllm_server.placement.cluster_section import ClusterSection
 from fakevllm_server.placement.memory_plan import Deployment, MemoryPlan, plan_memory
 from fakevllm_server.placement.model_shape import ModelShape, read_model_shape
@@ -31,11 +32,17 @@ RECOMPUTES, KEEPS_ACTIVATIONS = "--gradient-checkpointing", "--no-gradient-check
 
 
 def check_start(config: ServerConfig, job: TrainJob | None, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if the GPUs do not allow the replicas or the section `cluster`, if the job
-    contradicts the section, or if the job does not fit into the memory. `job` is the job in the
-    configuration file. If it is None, jobs come later, and each of them is checked before its
-    engine starts. `environ` are the environment variables of the server."""
+    """Raise ConfigError in these cases:
+
+    * The GPUs do not allow the replicas or the section `cluster`.
+    * A Ray cluster in the environment contradicts the weight transport.
+    * The job contradicts the section.
+    * The job does not fit into the memory.
+
+    `job` is the job in the configuration file. If it is None, jobs come later, and each of them is
+    checked before its engine starts. `environ` are the environment variables of the server."""
     check_gpus(config, environ)
+    check_ray_address(config, environ)
     if config.cluster is None:
         return
     config.cluster.check_startable(environ)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fakevllm_runtime.errors import ConfigError
+from fakevllm_server.backends.process.weight_transports import FOLDER
 from fakevllm_server.backends.vllm.command import has_lora_flag, parse_flags
 
 if TYPE_CHECKING:
     from fakevllm_server.config.model import ServerConfig
 
+NEEDS_FIRST_MACHINE = "needs verl's workers on vLLM's machine, and"
 REMEDY = "remove it, so that new weights pass through a folder"
 
 
@@ -23,8 +26,6 @@ def check_transport(config: ServerConfig) -> None:
         ),
         "works only with the vLLM that this server starts, because its routes check no key and "
         "unpickle data, and --rollout-url names another one": config.rollout_url is not None,
-        f"needs --trainer embedded, because the workers of {config.trainer_name} do not send "
-        "their weights to vLLM": config.trainer_name != "embedded",
         "sends whole weights, and a vLLM with --engine-arg=--enable-lora takes adapters": (
             has_lora_flag(config.engine_args)
         ),
@@ -35,8 +36,24 @@ def check_transport(config: ServerConfig) -> None:
         f"reaches one vLLM, and this server has {config.num_replicas} replicas": (
             config.num_replicas > 1
         ),
-        "cannot send to several GPUs of which one trains, as cluster.colocate says": shares_some,
+        "cannot send to several GPUs of which some train, as cluster.colocate says": shares_some,
+        f"{NEEDS_FIRST_MACHINE} with cluster.nodes = {0 if cluster is None else cluster.nodes} "
+        "they may be on another one": cluster is not None and cluster.nodes > 1,
+        f"{NEEDS_FIRST_MACHINE} in the cluster of --trainer-arg=--ray-address they may be on "
+        "another one": "ray-address" in parse_flags(config.trainer_args),
     }
     for reason, applies in reasons.items():
         if applies:
             raise ConfigError(f"--weight-transport {config.weight_transport} {reason}: {REMEDY}.")
+
+
+def check_ray_address(config: ServerConfig, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if verl's workers run in a Ray cluster that the environment names, and
+    cannot send their weights for this reason. `environ` are the environment variables of the
+    server."""
+    is_sent = config.weight_transport != FOLDER and config.trainer_name == "verl"
+    if is_sent and environ.get("RAY_ADDRESS"):
+        raise ConfigError(
+            f"--weight-transport {config.weight_transport} {NEEDS_FIRST_MACHINE} in the cluster of "
+            f"RAY_ADDRESS they may be on another one: unset RAY_ADDRESS, or {REMEDY}."
+        )

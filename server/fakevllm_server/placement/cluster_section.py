@@ -129,8 +129,8 @@ class ClusterSection:
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether the rollout engine and the trainer use the same single GPU."""
-        return self.is_colocated and self.rollout_gpus == 1 and self.training_gpus == 1
+        """Whether the rollout engine uses a single GPU, on which also a worker trains."""
+        return self.is_colocated and self.rollout_gpus == 1
 
     @property
     def num_free_gpus(self) -> int:

@@ -56,7 +56,8 @@ class EngineSpec:
     """Name of the way in which new weights get into the engine, in the table of
     `backends/process/weight_transports.py`."""
     shares_gpu: bool = True
-    """Whether the trainer uses the same GPU as the rollout engine, if there is a GPU."""
+    """Whether the trainer, or one of its workers, uses the GPU of the rollout engine, if there is a
+    GPU."""
     sleeps: bool = False
     """Whether the rollout engine frees its memory during each training step."""
 

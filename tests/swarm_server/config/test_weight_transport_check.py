@@ -23,7 +23,19 @@ ON_VLLM: dict[str, Any] = {"backend": "vllm", "run_dir": Path("run"), "weight_tr
     [
         ({"backend": "embedded"}, "needs --rollout vllm, and the rollout engine is embedded"),
         ({"backend": "fake"}, "needs --rollout vllm, and the rollout engine is fake"),
-        ({"backend": "verl"}, "needs --trainer embedded, because the workers of verl"),
+        (
+            {"backend": "verl", "trainer_args": ["--ray-address=head:6379"]},
+            "needs verl's workers on vLLM's machine, and in the cluster of --trainer-arg=--ray-add",
+        ),
+        (
+            {
+                "backend": "verl",
+                "cluster": ClusterSection(
+                    gpus_per_node=2, training_gpus=2, nodes=2, ray_address="head:6379"
+                ),
+            },
+            r"needs verl's workers on vLLM's machine, and with cluster\.nodes = 2 they may be on",
+        ),
         ({"rollout_url": "http://gpu:8000"}, "works only with the vLLM that this server starts"),
         ({"replicas": 2}, "reaches one vLLM, and this server has 2 replicas"),
         ({"engine_args": ["--enable-lora"]}, "sends whole weights, and a vLLM with --engine-arg="),
@@ -41,13 +53,22 @@ ON_VLLM: dict[str, Any] = {"backend": "vllm", "run_dir": Path("run"), "weight_tr
                     gpus_per_node=2, training_gpus=1, tensor_parallel=2, colocate="shared"
                 )
             },
-            "cannot send to several GPUs of which one trains",
+            "cannot send to several GPUs of which some train",
         ),
     ],
 )
 def test_a_transfer_that_cannot_work_is_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=f"^--weight-transport vllm {reason}.*: remove it"):
         ServerConfig(**(ON_VLLM | settings))
+
+
+def test_verls_workers_send_from_the_cluster_that_the_server_starts() -> None:
+    config = ServerConfig("verl", Path("run"), weight_transport="vllm")
+    check_start(config, TrainJob(), {})
+    with pytest.raises(ConfigError, match=r"in the cluster of RAY_ADDRESS .*: unset RAY_ADDRESS, "):
+        check_start(config, TrainJob(), {"RAY_ADDRESS": "head:6379"})
+    check_start(ServerConfig(**ON_VLLM), TrainJob(), {"RAY_ADDRESS": "head:6379"})
+    check_start(replace(config, weight_transport="folder"), None, {"RAY_ADDRESS": "head:6379"})
 
 
 def test_an_unknown_transport_is_refused_with_the_known_ones() -> None:
@@ -88,12 +109,14 @@ async def test_a_job_with_episodes_beside_steps_contradicts_sleep(tmp_path: Path
         (ClusterSection(gpus_per_node=2, training_gpus=1), False, False),
         (ClusterSection(gpus_per_node=1, training_gpus=1, colocate="shared"), True, False),
         (SLEEP, True, True),
+        (replace(SLEEP, gpus_per_node=2, training_gpus=2), True, True),
     ],
 )
 async def test_the_engines_are_started_as_the_settings_say(
     tmp_path: Path, cluster: ClusterSection | None, shares_gpu: bool, sleeps: bool
 ) -> None:
-    config = ServerConfig("vllm", tmp_path, model="demo", cluster=cluster, weight_transport="vllm")
+    backend = "verl" if cluster is not None and cluster.training_gpus > 1 else "vllm"
+    config = ServerConfig(backend, tmp_path, model="demo", cluster=cluster, weight_transport="vllm")
     state = ServerState(config)
     (rollout,), trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
     assert (rollout.weight_transport, rollout.shares_gpu) == ("vllm", shares_gpu)

@@ -7,7 +7,7 @@
     checkpoint_files.py  whether a checkpoint has the files of all workers
     checkpoint_state.py  the workers' checkpoints, which any number of workers can restore
     released_checkpoint.py  checkpoints of version 0.8.0 and older
-    worker_placement.py  number of workers per node
+    worker_placement.py  number of workers per node, and the worker on the first GPU
     worker_group.py      one method call on all workers
     worker.py            one worker (rank) of verl, with a reference policy and an export
     trainer_arguments.py arguments of this process, from a job or a checkpoint
@@ -21,6 +21,7 @@
     row_layout.py        positions of response tokens in the workers' rows
     tensordict_batch.py  calls in verl's batch format
     weight_export.py     weights of all workers as a model folder
+    weight_sending.py    weights of all workers to vLLM, without a folder
     weight_files.py      safetensors files that several processes write together
     install_check.py     check that Ray and a tested verl are installed
     cpu_platform.py      a platform plugin with which verl runs on the CPU

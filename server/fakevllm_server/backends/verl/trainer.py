@@ -8,7 +8,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +56,7 @@ from fakevllm_server.types.backend import (
     PolicyName,
     StepMetrics,
 )
+from fakevllm_server.types.weight_transfer import TransferTarget
 
 Result = TypeVar("Result")
 
@@ -125,6 +127,9 @@ class VerlTrainer:
     async def load_weights(self, folder: Path, version: int) -> None:
         raise BackendError("the verl trainer only trains: it does not sample")
 
+    async def send_weights(self, target: TransferTarget) -> None:
+        await self._run(lambda: self._send_weights(target))
+
     async def export(self, folder: Path) -> None:
         await self._run(lambda: self._export(folder))
 
@@ -184,7 +189,8 @@ class VerlTrainer:
         ]
         metrics = {"skipped": 0.0} | joined_sharing_metrics([part.split for part in parts])
         if any(part.rows for part in parts):
-            metrics |= self._update(parts, spec, updates)
+            with self._freed_cache():
+                metrics |= self._update(parts, spec, updates)
         metrics |= size_metrics(batch, spec)
         metrics["lr"] = self._job.lr
         metrics["seconds"] = time.perf_counter() - started
@@ -256,6 +262,17 @@ class VerlTrainer:
     def _with_reference(self, part: StepRows) -> StepRows:
         reference = torch.cat(self._response_log_probs(part.split, "reference"))
         return part.with_log_probs(reference=reference)
+
+    @contextmanager
+    def _freed_cache(self) -> Generator[None]:
+        """Let the workers free torch's cache when the `with` block ends, also after a failure. A
+        vLLM on the same GPUs needs the memory when it wakes up. Workers that are lost cannot."""
+        try:
+            yield
+        except BackendError:
+            self._workers.free_cache()
+            raise
+        self._workers.free_cache()
 
     def _first_pass(self, step: StepRows, *, is_first: bool) -> RowValues:
         """Return the values from which the loss of a mini-batch follows. If no row depends on
@@ -331,6 +348,11 @@ class VerlTrainer:
     def _export(self, folder: Path) -> None:
         copy_model_files(self._model, folder, self._export_dtype)
         self._workers.export_weights(folder, self._export_dtype)
+
+    def _send_weights(self, target: TransferTarget) -> None:
+        failure = self._workers.send_weights(target, self._export_dtype, self._model)
+        if failure is not None:
+            raise BackendError(failure)
 
     def _export_adapters(self, folder: Path, policy: PolicyName) -> None:
         if self._lora is None:

@@ -7,6 +7,7 @@ needs memory for a full weight, and all of them write at the same time.
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -21,35 +22,58 @@ from fakevllm_server.backends.embedded.weights import MergedWeights
 from fakevllm_server.backends.verl.weight_files import WeightFiles
 
 
-def write_weights(
-    model: PreTrainedModel, folder: Path, dtype: torch.dtype, *, is_gathered: bool
-) -> None:
+class FolderWeights:
+    """The weights of a model under the names of a model folder, in the type of an export. LoRA
+    adapters are merged. A weight is converted and merged when it is read, and stays divided."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        """Floating-point weights are converted to `dtype`."""
+        self._model = model
+        self._merged = MergedWeights(model)
+        self._own_names = _names_in_folder(model, self._merged)
+        self._empty = {
+            name: _empty(self._merged.unmerged[own], dtype) for name, own in self._own_names.items()
+        }
+        self.parts = {name: self.split(name, tensor) for name, tensor in self._empty.items()}
+        """The weights into which each weight is split in a folder, by name, as tensors without
+        values."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own_names)
+
+    def read(self, name: str) -> Tensor:
+        """Return this worker's part of a weight."""
+        return self._merged[self._own_names[name]].to(self._empty[name].dtype)
+
+    def split(self, name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
+        """Split a weight that contains the weights of several experts into one weight for each
+        expert, which is the form in a model folder. Return any other weight as it is."""
+        return list(unfuse_moe_params([(name, weight)], self._model.config.model_type))
+
+
+def write_weights(weights: FolderWeights, folder: Path, *, is_gathered: bool) -> None:
     """Write the weights of a model to safetensors files. All workers must call this function
-    together. Floating-point weights are converted to `dtype`, and LoRA adapters are merged.
+    together.
 
     If `is_gathered` is true, the first worker gathers and writes each weight. This is necessary if
     the workers are on several nodes: the rows of two workers may be in one block of a file, and
     some network file systems lose data if two nodes write to one block.
     """
-    merged = MergedWeights(model)
-    names = _names_in_folder(model, merged)
-    empty = {name: _empty(merged.unmerged[own], dtype) for name, own in names.items()}
-    parts = {name: _split_experts(model, name, tensor) for name, tensor in empty.items()}
-    files = WeightFiles(folder, [part for of_weight in parts.values() for part in of_weight])
+    files = WeightFiles(folder, [part for parts in weights.parts.values() for part in parts])
     is_first = torch.distributed.get_rank() == 0
     if is_first:
         files.create()
     torch.distributed.barrier()
-    for name, own in names.items():
-        weight = merged[own].to(empty[name].dtype)
-        is_split = len(parts[name]) > 1
+    for name in weights:
+        weight = weights.read(name)
+        is_split = len(weights.parts[name]) > 1
         if _is_divided_by_rows(weight) and not (is_split or is_gathered):
             (rows,) = weight.__create_chunk_list__()
             files.write(name, weight.to_local(), rows.offsets[0])
             continue
         full = gather(weight)
         if is_first:
-            for part, tensor in _split_experts(model, name, full):
+            for part, tensor in weights.split(name, full):
                 files.write(part, tensor)
     torch.distributed.barrier()
 
@@ -71,12 +95,6 @@ def _names_in_folder(model: PreTrainedModel, merged: MergedWeights) -> dict[str,
     tied = set(getattr(network, "_tied_weights_keys", None) or ()) if is_tied else set()
     names: Any = {name: name for name in merged if name not in tied}
     return convert_weight_keys(names, network)
-
-
-def _split_experts(model: PreTrainedModel, name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
-    """Split a weight that contains the weights of several experts into one weight for each expert,
-    which is the form in a model folder. Return any other weight as it is."""
-    return list(unfuse_moe_params([(name, weight)], model.config.model_type))
 
 
 def _empty(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -31,8 +32,12 @@ from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.backends.verl.checkpoint_state import WorkerState
 from fakevllm_server.backends.verl.forest_engine import ForestEngine
 from fakevllm_server.backends.verl.trainer_arguments import COLLECTIVE_TIMEOUT_S
-from fakevllm_server.backends.verl.weight_export import gather, write_weights
+from fakevllm_server.backends.verl.weight_export import FolderWeights, gather, write_weights
+from fakevllm_server.backends.verl.weight_sending import GatheredWeights, send_together
+from fakevllm_server.backends.weight_transfer.sender import Sender
+from fakevllm_server.backends.weight_transfer.weight_source import WeightSource, check_names
 from fakevllm_server.types.backend import PolicyName
+from fakevllm_server.types.weight_transfer import TransferTarget
 
 # The members of this enumeration are added at run time, so a type checker does not know them.
 _dispatch: Any = Dispatch
@@ -65,6 +70,7 @@ class PolicyWorker(TinkerTrainingWorker):
         engine: Any = self.engine
         engine._build_lora_module = self._insert_adapters
         self._reference: list[Tensor] | None = None
+        self._sender = Sender()
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def process_id(self) -> int:
@@ -125,7 +131,35 @@ class PolicyWorker(TinkerTrainingWorker):
     def export_weights(self, folder: Path, dtype: torch.dtype, is_gathered: bool) -> None:
         """Write the weights as safetensors files, as the function `write_weights` describes."""
         with self._on_device():
-            write_weights(self._module, folder, dtype, is_gathered=is_gathered)
+            weights = FolderWeights(self._module, dtype)
+            write_weights(weights, folder, is_gathered=is_gathered)
+
+    @register(dispatch_mode=_dispatch.ONE_TO_ALL)
+    def send_weights(
+        self, target: TransferTarget, dtype: torch.dtype, folder: Path, sender: int
+    ) -> str | None:
+        """Gather the weights on all ranks, and send them to vLLM from the rank `sender`, with LoRA
+        adapters merged. `folder` is the model folder. Return why sending failed, or None."""
+
+        def send(source: WeightSource) -> None:
+            check_names((one.name for one in source.metadata()), folder)
+            self._sender.send(source, target)
+
+        with self._on_device():
+            weights = GatheredWeights(FolderWeights(self._module, dtype))
+            return send_together(weights, send if self.rank == sender else None)
+
+    @register(dispatch_mode=_dispatch.ONE_TO_ALL)
+    def free_cache(self) -> None:
+        """Give the memory that torch keeps for later back to the GPU, so that a vLLM on the same
+        GPU can use it. On a CPU, do nothing."""
+        get_torch_device().empty_cache()
+
+    @register(dispatch_mode=_dispatch.ONE_TO_ALL)
+    def gpu(self) -> str:
+        """Return the GPU of this rank, as CUDA_VISIBLE_DEVICES names it. The GPUs of a rank on a
+        CPU do not exist, and are numbered too."""
+        return str(ray.get_gpu_ids()[0])
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def export_adapters(self, folder: Path, policy: PolicyName) -> None:
@@ -163,11 +197,14 @@ class PolicyWorker(TinkerTrainingWorker):
     def _on_device(self) -> Iterator[None]:
         """Free what FSDP has gathered, and keep the shards on the device within the `with` block.
         Only there can ranks exchange them. With `--cpu-offload`, the shards are on the CPU
-        otherwise."""
+        otherwise. At the end of the block, free what torch has cached."""
         engine: Any = self.engine
-        with engine.eval_mode(), torch.no_grad():
-            self._reshard()
-            yield
+        try:
+            with engine.eval_mode(), torch.no_grad():
+                self._reshard()
+                yield
+        finally:
+            self.free_cache()
 
     @contextmanager
     def _with_weights(self, others: Sequence[Tensor]) -> Iterator[None]:

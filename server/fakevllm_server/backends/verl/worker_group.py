@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,9 @@ from fakevllm_server.backends.verl.cluster import LOOPBACK
 from fakevllm_server.backends.verl.trainer_arguments import COLLECTIVE_TIMEOUT_S
 from fakevllm_server.backends.verl.worker import PolicyWorker
 from fakevllm_server.backends.verl.worker_loss import worker_loss
+from fakevllm_server.backends.verl.worker_placement import first_worker
 from fakevllm_server.types.backend import BackendError, PolicyName
+from fakevllm_server.types.weight_transfer import TransferTarget
 
 
 class WorkersLost(Exception):
@@ -57,6 +60,8 @@ class WorkerGroup:
         self.num_workers = sum(workers_per_node)
         self._num_nodes = len(workers_per_node)
         self._collective_timeout_s = collective_timeout_s
+        self._sender: int | None = None
+        """Number of the worker that sends weights to vLLM, or None before the first time."""
         pool = RayResourcePool(
             process_on_nodes=workers_per_node, use_gpu=True, max_colocate_count=1
         )
@@ -128,6 +133,19 @@ class WorkerGroup:
 
     def export_weights(self, folder: Path, dtype: torch.dtype) -> None:
         self._call_all("export_weights", folder, dtype, self._num_nodes > 1)
+
+    def send_weights(self, target: TransferTarget, dtype: torch.dtype, folder: Path) -> str | None:
+        """Send the weights to vLLM from the worker on the first GPU, with adapters merged. `folder`
+        is the model folder. Return why sending failed, or None. The workers are in step then, too.
+        """
+        if self._sender is None:
+            gpus = self._call_all("gpu")
+            self._sender = first_worker(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return self._call_all("send_weights", target, dtype, folder, self._sender)[self._sender]
+
+    def free_cache(self) -> None:
+        """Give the memory that the workers keep for later back to their GPUs."""
+        self._call_all("free_cache")
 
     def export_adapters(self, folder: Path, policy: PolicyName) -> None:
         self._call_all("export_adapters", folder, policy)

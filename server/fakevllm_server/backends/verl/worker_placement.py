@@ -1,5 +1,5 @@
-"""Placement of the verl trainer's workers: the number of workers on each node of the Ray
-cluster."""
+"""Placement of the verl trainer's workers: the number of workers on each node of the Ray cluster,
+and the worker on the first GPU."""
 
 from __future__ import annotations
 
@@ -37,3 +37,24 @@ def place_workers(
         f"workers, and the numbers of GPUs of the nodes are "
         f"{', '.join(map(str, nodes)) or 'none'}; lower cluster.training_gpus or --num-workers"
     )
+
+
+def first_worker(gpus: Sequence[str], listed: str | None) -> int:
+    """Return the number of the worker on the first GPU. A vLLM of one GPU on the same machine uses
+    this GPU, too. `gpus` has the GPU of each worker. `listed` is the value of CUDA_VISIBLE_DEVICES,
+    or None if all GPUs are used, in the order of their numbers.
+
+    Ray promises no order in which workers get GPUs.
+
+    >>> first_worker(["1", "0"], None), first_worker(["4", "7"], "7,4"), first_worker(["3"], "0")
+    (1, 1, 0)
+    """
+    names = [] if listed is None else [name.strip() for name in listed.split(",")]
+
+    def place(worker: int) -> tuple[int, int]:
+        gpu = gpus[worker]
+        if gpu in names:
+            return 0, names.index(gpu)
+        return 1, int(gpu) if gpu.isdecimal() else len(gpus)
+
+    return min(range(len(gpus)), key=place)

@@ -52,6 +52,10 @@ JOB_ARGUMENTS = {
 }
 """Arguments of vLLM, each with the job setting that has the same meaning."""
 
+GPU_FLAGS = ("tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size")
+"""Arguments of vLLM that are factors of its number of GPUs."""
+SHORT_GPU_FLAGS = ("-tp", "-dp", "-pp")
+
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for `--max-lora-rank`."""
 MERGED_INSTEAD = (
@@ -163,10 +167,16 @@ def max_lora_rank(spec: EngineSpec) -> int | None:
 
 def transfer_engine_of(spec: EngineSpec, install: Install) -> str | None:
     """Return the name of vLLM's weight transfer engine. Return None if vLLM loads new weights from
-    a folder."""
+    a folder. Raise BackendRefused if vLLM has several GPUs, of which some train."""
     if spec.weight_transport != "vllm":
         return None
-    return transfer_engine(is_cpu=install.is_cpu, shares_gpu=spec.shares_gpu)
+    engine = transfer_engine(is_cpu=install.is_cpu, shares_gpu=spec.shares_gpu)
+    if engine == IPC and _has_several_gpus(spec):
+        raise BackendRefused(
+            "--weight-transport vllm cannot send to a vLLM of several GPUs of which some train: "
+            "give vLLM GPUs of its own with a section cluster, or remove --weight-transport"
+        )
+    return engine
 
 
 def job_arguments(job: TrainJob) -> dict[str, str]:
@@ -256,6 +266,13 @@ def has_lora_flag(arguments: Sequence[str]) -> bool:
     flags = [argument.replace("_", "-") for argument in arguments]
     chosen = [flag for flag in flags if flag in ("--enable-lora", "--no-enable-lora")]
     return chosen[-1:] == ["--enable-lora"]
+
+
+def _has_several_gpus(spec: EngineSpec) -> bool:
+    """Return True if the arguments of the user or of the job divide vLLM among several GPUs."""
+    short = [argument for argument in spec.extra_args if argument.startswith(SHORT_GPU_FLAGS)]
+    sizes = {**spec.job_args, **parse_flags(spec.extra_args)}
+    return bool(short) or any(sizes.get(name, "1") != "1" for name in GPU_FLAGS)
 
 
 def _check_api_servers(arguments: Sequence[str]) -> None:

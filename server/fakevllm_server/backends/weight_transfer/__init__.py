@@ -1,8 +1,9 @@
 """Weights from a trainer's process to vLLM without a folder, through vLLM's weight transfer routes.
 
-The trainer's process sends. vLLM's worker processes receive, with a weight transfer engine of vLLM
-(`nccl`, `ipc`) or with this project's `fakevllm_json`, which needs no GPU. The server pauses vLLM
-before, and resumes it afterwards (`backends/vllm/weight_update.py`).
+The trainer's process sends, or one of verl's workers (`backends/verl/weight_sending.py`). vLLM's
+worker processes receive, with a weight transfer engine of vLLM (`nccl`, `ipc`) or with this
+project's `fakevllm_json`, which needs no GPU. The server pauses vLLM before, and resumes it
+afterwards (`backends/vllm/weight_update.py`).
 
 sender.py         the sending side, in the trainer's process
 weight_source.py  the weights to send, by the names in a model folder

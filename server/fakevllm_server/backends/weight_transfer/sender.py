@@ -1,4 +1,4 @@
-"""The sending side of a weight transfer, in the trainer's process.
+"""The sending side of a weight transfer, in the trainer's process or in one of verl's workers.
 
 The vLLM that receives is paused. If sending fails, vLLM may have a part of the new weights. The
 server then loads the weights from a folder.
@@ -16,17 +16,19 @@ import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
 from typing import Any
 
 from safetensors.torch import save
 
 from fakevllm_server.backends.weight_transfer.socket_client import SocketClient
-from fakevllm_server.backends.weight_transfer.weight_source import WeightSource
+from fakevllm_server.backends.weight_transfer.weight_source import WeightSource, in_chunks
 from fakevllm_server.types.weight_transfer import IPC, JSON, NCCL, TransferTarget
 
 LOOPBACK = "127.0.0.1"
 BROKEN_GROUP_EXIT_CODE = 70
-"""Exit code of a trainer whose NCCL group is broken. The server starts the trainer again."""
+"""Exit code of a trainer, or of verl's worker, whose NCCL group is broken. The server starts the
+trainer again."""
 
 log = logging.getLogger("fakevllm.trainer")
 
@@ -60,7 +62,7 @@ def _send_json(
     source: WeightSource, client: SocketClient, target: TransferTarget, connection: object
 ) -> None:
     client.start_weight_update()
-    for chunk in source.chunks(target.max_chunk_bytes):
+    for chunk in in_chunks(source, target.max_chunk_bytes):
         weights = {name: weight.cpu().contiguous() for name, weight in chunk.items()}
         client.update_weights({"weights": base64.b64encode(save(weights)).decode()})
     client.finish_weight_update()
@@ -74,19 +76,31 @@ def _connect_ipc(client: SocketClient, target: TransferTarget) -> bool:
 def _send_ipc(
     source: WeightSource, client: SocketClient, target: TransferTarget, connection: object
 ) -> None:
-    """Send handles of buffers in the memory of the GPU, which vLLM and the trainer share."""
-    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerWeightTransferEngine
+    """Send handles of a buffer in the memory of the GPU, which vLLM and the trainer share.
 
-    vllm_source: Any = source  # it has the methods that vLLM calls
+    vLLM's class for trainers is not used. It would let all processes of torch's process group send,
+    and wait for all of them after each chunk.
+    """
+    import torch
+    from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_producer
+
     # vLLM refuses a weight that is larger than its buffer.
     buffer_bytes = max([target.max_chunk_bytes, *(one.num_bytes for one in source.metadata())])
-    engine = IPCTrainerWeightTransferEngine(
-        client=client,
-        source=vllm_source,
-        packed=True,
-        packed_buffer_size_bytes=buffer_bytes,
-    )
-    engine.send_weights()
+    gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    client.start_weight_update()
+    # vLLM has read the buffer when it has answered.
+    for chunk in packed_ipc_producer(iter(source), gpu, itemgetter(1), buffer_bytes):
+        client.update_weights(
+            {
+                "names": chunk.names,
+                "dtype_names": chunk.dtype_names,
+                "shapes": chunk.shapes,
+                "ipc_handles": chunk.ipc_handle,
+                "tensor_sizes": chunk.tensor_sizes,
+            }
+        )
+    client.finish_weight_update()
+    torch.cuda.ipc_collect()
 
 
 def _connect_nccl(client: SocketClient, target: TransferTarget) -> Any:
@@ -133,11 +147,11 @@ def _send_nccl(
 
 
 def _end_if_failed(worker_side: Future[None]) -> None:
-    """End the trainer's process if vLLM's side of a collective operation has failed. The trainer's
+    """End this process if vLLM's side of a collective operation has failed. The trainer's
     side would wait for vLLM forever, and NCCL cannot be interrupted."""
     failure = worker_side.exception()
     if failure is not None:
-        log.error("the NCCL group with vLLM is broken, the trainer ends: %s", failure)
+        log.error("the NCCL group with vLLM is broken, this process ends: %s", failure)
         os._exit(BROKEN_GROUP_EXIT_CODE)
 
 

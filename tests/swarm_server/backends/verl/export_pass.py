@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from fakevllm_server.backends.verl.weight_export import write_weights
+from fakevllm_server.backends.verl.weight_export import FolderWeights, write_weights
 
 
 def mixture_of_experts() -> Any:
@@ -51,8 +51,9 @@ def main(folder: Path) -> None:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    write_weights(model, folder / "gathered", torch.float32, is_gathered=True)
-    write_weights(model, folder / "by_rows", torch.float32, is_gathered=False)
+    weights = FolderWeights(model, torch.float32)
+    write_weights(weights, folder / "gathered", is_gathered=True)
+    write_weights(weights, folder / "by_rows", is_gathered=False)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,16 @@ class FailingWorkers:
 
     def __init__(self, *, at: int) -> None:
         self.requests: list[str] = []
+        self.num_freed = 0
         self._at = at
 
     def set_grad_clip(self, grad_clip: float) -> None: ...
 
     def best_sharing_attention(self) -> str:
         return "chains"
+
+    def free_cache(self) -> None:
+        self.num_freed += 1
 
     def drop_gradients(self) -> None:
         self._request("drop")
@@ -95,6 +99,7 @@ async def test_a_failed_step_is_partial_only_after_an_update_has_begun(
 
     assert isinstance(failed.value, PartialStep) is is_partial
     assert workers.requests == requests
+    assert workers.num_freed == 1, "a vLLM on the same GPU wakes up after a failed step, too"
 
 
 @pytest.mark.real
@@ -162,6 +167,7 @@ async def test_a_coupled_step_too_far_from_its_engine_makes_no_second_pass(
 
     assert workers.requests == requests
     assert ("too_far" in metrics) is ("forward" not in requests)
+    assert workers.num_freed == 1
 
 
 @pytest.mark.real

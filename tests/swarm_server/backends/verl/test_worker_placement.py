@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fakevllm_server.backends.verl.worker_placement import place_workers
+from fakevllm_server.backends.verl.worker_placement import first_worker, place_workers
 from fakevllm_server.types.backend import BackendRefused
 
 
@@ -49,3 +49,20 @@ def test_more_workers_than_gpus_are_refused() -> None:
 def test_a_cluster_without_gpus_is_refused() -> None:
     with pytest.raises(BackendRefused, match="nodes are none"):
         place_workers([0, 0], None)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "listed", "first"),
+    [
+        (["0"], None, 0),
+        (["2", "0", "1"], None, 1),
+        (["10", "9"], None, 1),
+        (["4", "7"], "7, 4", 1),
+        (["GPU-b", "GPU-a"], "GPU-a,GPU-b", 1),
+        (["3", "1"], "0,1", 1),
+    ],
+)
+def test_the_worker_on_the_first_gpu_is_found_whatever_order_workers_got_gpus_in(
+    gpus: Sequence[str], listed: str | None, first: int
+) -> None:
+    assert first_worker(gpus, listed) == first

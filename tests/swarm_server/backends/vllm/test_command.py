@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,6 +214,24 @@ def test_the_places_of_vllm_and_the_trainer_choose_the_weight_transfer_engine(
     assert whole_command[whole_command.index("--weight-transfer-config") + 1] == argument
     by_folder = serve_command(replace(spec, weight_transport="folder"), install, Path("s"), None)
     assert "--weight-transfer-config" not in by_folder
+
+
+@pytest.mark.parametrize(
+    "division",
+    [
+        {"extra_args": ["--tensor-parallel-size=2"]},
+        {"extra_args": ["-tp", "2"]},
+        {"job_args": {"tensor-parallel-size": "2"}},
+    ],
+    ids=str,
+)
+def test_weights_are_not_sent_to_several_gpus_of_which_some_train(division: Any) -> None:
+    spec = EngineSpec("vllm", Path("."), "m", "s", weight_transport="vllm", **division)
+    with pytest.raises(BackendRefused, match="a vLLM of several GPUs of which some train: give v"):
+        serve_command(spec, GPU, Path("s"), None)
+    serve_command(spec, CPU, Path("s"), None)
+    serve_command(replace(spec, shares_gpu=False), GPU, Path("s"), None)
+    serve_command(replace(spec, weight_transport="folder"), GPU, Path("s"), None)
 
 
 def test_only_a_vllm_that_maps_memory_of_the_gpu_may_unpickle() -> None:

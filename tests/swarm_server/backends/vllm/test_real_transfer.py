@@ -7,35 +7,26 @@ The tests share one vLLM, because a start takes half a minute. A test may leave 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
-import torch
-from safetensors.torch import load, save
 from swarm_server.backends.vllm.greedy import save_perturbed_model
 from swarm_server.backends.vllm.processes import api_process
-from swarm_server.backends.vllm.transfer_relay import Disturb, TransferRelay
+from swarm_server.backends.vllm.transfer_relay import Disturb, corrupt, refuse
+from swarm_server.backends.vllm.transfer_setup import TransferSetup
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.train.standalone_trainer import StandaloneTrainer
-from fakevllm_server.backends.process.weight_transports import WeightsFolder
 from fakevllm_server.backends.vllm import rollout as rollout_module
 from fakevllm_server.backends.vllm.rollout import VllmRollout
-from fakevllm_server.training.weight_probe import compare
-from fakevllm_server.types.backend import BackendError, Call, Endpoint
+from fakevllm_server.types.backend import BackendError, Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.types.known_prompt import PROBE_ID
-from fakevllm_server.types.weight_transfer import TransferTarget
 
 pytestmark = [
     pytest.mark.real,
@@ -43,58 +34,10 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-MAX_CHUNK_BYTES = 200_000
-"""The demo's model has 2.6 MB, so a transfer has more than ten chunks."""
-
-
-@dataclass(slots=True)
-class Setup:
-    """One vLLM, and two trainers with different weights."""
-
-    run_dir: Path
-    vllm: VllmRollout
-    trainers: list[StandaloneTrainer]
-    endpoint: Endpoint
-    version: int = 0
-
-    async def up(self) -> None:
-        if not await self.vllm.health():
-            self.endpoint = await self.vllm.launch()
-
-    async def publish(
-        self, trainer: StandaloneTrainer, disturb: Disturb | None = None
-    ) -> list[str]:
-        """Let a trainer send its weights through a relay. Return the requested routes."""
-        self.version += 1
-        folder = WeightsFolder(self.run_dir / "weights", trainer)  # type: ignore[arg-type]
-        assert self.endpoint.socket is not None
-        relay = TransferRelay(self.endpoint.socket, disturb)
-        path = self.run_dir / f"relay-{self.version}.sock"
-
-        async def send(target: TransferTarget) -> None:
-            assert target.socket == str(self.endpoint.socket)
-            async with relay.serving(path):
-                await trainer.send_weights(
-                    replace(target, socket=str(path), max_chunk_bytes=MAX_CHUNK_BYTES)
-                )
-
-        await self.vllm.receive_weights(send, folder.exported, self.version)
-        return relay.routes
-
-    async def difference(self, trainer: StandaloneTrainer) -> float:
-        """Return how far vLLM's log-probabilities of the known prompt are from a trainer's."""
-        reply = await self.vllm.probe()
-        assert reply is not None
-        ids, logprobs = reply.ids, [0.0] * (len(reply.ids) - 1)
-        call = Call(PROBE_ID, ids[:1], ids[1:], logprobs, 0, 1.0, advantage=0.0, weight=1.0)
-        (expected,) = await trainer.log_probs([call], "trained")
-        result = compare(reply, expected)
-        assert result is not None
-        return result.difference
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def setup(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Setup]:
+async def setup(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[TransferSetup]:
     run_dir = tmp_path_factory.mktemp("run")
     folders = [save_perturbed_model(tmp_path_factory.mktemp("model"), seed) for seed in (1, 2)]
     trainers = [
@@ -103,7 +46,7 @@ async def setup(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Setu
     ]
     model = str(DEMO_MODEL_DIR)
     vllm = VllmRollout(EngineSpec("vllm", run_dir, model, "demo", weight_transport="vllm"))
-    setup = Setup(run_dir, vllm, trainers, await vllm.launch())
+    setup = TransferSetup(run_dir, vllm, trainers, await vllm.launch())
     yield setup
     await vllm.close()
 
@@ -132,7 +75,7 @@ async def ask(
         return list(stamp.versions)
 
 
-async def test_sent_weights_are_those_of_the_trainer(setup: Setup) -> None:
+async def test_sent_weights_are_those_of_the_trainer(setup: TransferSetup) -> None:
     await setup.up()
     for trainer in (*setup.trainers, setup.trainers[0]):
         routes = await setup.publish(trainer)
@@ -144,24 +87,9 @@ async def test_sent_weights_are_those_of_the_trainer(setup: Setup) -> None:
     assert await setup.difference(setup.trainers[1]) > 0.05
 
 
-async def refuse(body: bytes) -> bytes | None:
-    """The trainer gets an error, and vLLM's update stays active."""
-    return None
-
-
-async def corrupt(body: bytes) -> bytes | None:
-    """vLLM gets one weight of a wrong shape, so vLLM's update fails."""
-    request: dict[str, Any] = json.loads(body)
-    weights = load(base64.b64decode(request["update_info"]["weights"]))
-    name = next(iter(weights))
-    weights[name] = torch.zeros(3)
-    request["update_info"]["weights"] = base64.b64encode(save(weights)).decode()
-    return json.dumps(request).encode()
-
-
 @pytest.mark.parametrize("disturb", [refuse, corrupt])
 async def test_after_a_transfer_that_fails_halfway_the_folder_brings_the_same_weights(
-    setup: Setup,
+    setup: TransferSetup,
     disturb: Disturb,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -198,7 +126,7 @@ async def test_after_a_transfer_that_fails_halfway_the_folder_brings_the_same_we
 
 
 async def test_a_vllm_that_is_killed_during_a_transfer_is_lost_and_the_next_one_gets_the_weights(
-    setup: Setup,
+    setup: TransferSetup,
 ) -> None:
     await setup.up()
 
@@ -216,7 +144,7 @@ async def test_a_vllm_that_is_killed_during_a_transfer_is_lost_and_the_next_one_
 
 
 async def test_calls_wait_while_vllm_sleeps_and_are_answered_by_the_new_weights(
-    setup: Setup,
+    setup: TransferSetup,
 ) -> None:
     await setup.up()
     old, new = setup.trainers

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import torch
 from aiohttp import web
+from safetensors.torch import load, save
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 Disturb = Callable[[bytes], Awaitable[bytes | None]]
@@ -48,3 +53,22 @@ class TransferRelay:
             session.post(request.path, data=body, headers=JSON_HEADERS) as response,
         ):
             return web.Response(status=response.status, body=await response.read())
+
+
+async def refuse(body: bytes) -> bytes | None:
+    """The trainer gets an error, and vLLM's update stays active."""
+    return None
+
+
+async def corrupt(body: bytes) -> bytes | None:
+    """vLLM gets one weight of a wrong shape, so vLLM's update fails.
+
+    The weight is the only one of its layer. If vLLM had loaded a part of the layer before, it would
+    load the wrong weight again at the end of the update, and would have to be started again.
+    """
+    request: dict[str, Any] = json.loads(body)
+    weights = load(base64.b64decode(request["update_info"]["weights"]))
+    name = next(name for name in sorted(weights) if name.endswith("norm.weight"))
+    weights[name] = torch.zeros(3)
+    request["update_info"]["weights"] = base64.b64encode(save(weights)).decode()
+    return json.dumps(request).encode()

@@ -15,7 +15,11 @@ from safetensors.torch import load, load_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.train.standalone_trainer import StandaloneTrainer
 from fakevllm_server.backends.vllm.simulated_vllm import Fault, SimulatedVllm
-from fakevllm_server.backends.weight_transfer.weight_source import WeightSource, check_names
+from fakevllm_server.backends.weight_transfer.weight_source import (
+    ConvertedWeights,
+    check_names,
+    in_chunks,
+)
 from fakevllm_server.types.backend import BackendError, BackendRefused
 from fakevllm_server.types.weight_transfer import JSON, TransferTarget
 
@@ -89,15 +93,15 @@ async def test_a_vllm_that_is_gone_is_an_error_that_names_the_route(
 
 def test_weights_with_other_names_than_in_the_folder_are_refused() -> None:
     with pytest.raises(BackendRefused, match=r"such as experts\.0: .* --weight-transport folder"):
-        check_names({"experts.0": None}, DEMO_MODEL_DIR)
+        check_names(["experts.0"], DEMO_MODEL_DIR)
 
 
 def test_weights_are_sent_in_the_type_of_the_export() -> None:
     weights = {"a": torch.ones(2, 3), "b": torch.ones(4)}
     shapes = {name: weight.shape for name, weight in weights.items()}
-    source = WeightSource(weights, shapes, torch.bfloat16)
+    source = ConvertedWeights(weights, shapes, torch.bfloat16)
     assert [weight.dtype for _, weight in source] == [torch.bfloat16] * 2
     metadata = [(one.name, one.shape, one.num_bytes) for one in source.metadata()]
     assert metadata == [("a", (2, 3), 12), ("b", (4,), 8)]
-    assert [list(chunk) for chunk in source.chunks(12)] == [["a"], ["b"]]
-    assert [list(chunk) for chunk in source.chunks(20)] == [["a", "b"]]
+    assert [list(chunk) for chunk in in_chunks(source, 12)] == [["a"], ["b"]]
+    assert [list(chunk) for chunk in in_chunks(source, 20)] == [["a", "b"]]

@@ -22,7 +22,7 @@ from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import MergedWeights
 from fakevllm_server.backends.process.trainer_thread import SingleThread
 from fakevllm_server.backends.weight_transfer.sender import Sender
-from fakevllm_server.backends.weight_transfer.weight_source import WeightSource, check_names
+from fakevllm_server.backends.weight_transfer.weight_source import ConvertedWeights, check_names
 from fakevllm_server.types.backend import (
     BackendError,
     Batch,
@@ -107,7 +107,7 @@ class StandaloneTrainer:
     def _send_weights(self, target: TransferTarget) -> None:
         weights = MergedWeights(self._trainer.model)
         check_names(weights.shapes, self._folder)
-        self._sender.send(WeightSource(weights, weights.shapes, self._dtype), target)
+        self._sender.send(ConvertedWeights(weights, weights.shapes, self._dtype), target)
 
     def _drive(self, pieces: Generator[None, None, Result]) -> Result:
         while not self._closing:

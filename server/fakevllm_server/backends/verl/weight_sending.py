@@ -1,0 +1,80 @@
+"""Send the weights of a model that FSDP has divided among workers to a vLLM, without a folder.
+
+The workers gather one weight after the other. One of them sends the weights in chunks. The others
+take part in the gathering only. No worker has more than one chunk and one weight in memory.
+"""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from fakevllm_server.backends.verl.weight_export import FolderWeights, gather
+from fakevllm_server.backends.weight_transfer.weight_source import WeightMetadata, WeightSource
+from fakevllm_server.types.backend import BackendError
+
+
+class GatheredWeights:
+    """The full weights of a divided model, for one iteration. The class implements WeightSource.
+
+    All workers must read the same number of weights. Otherwise, the workers that read more would
+    wait for the others.
+    """
+
+    def __init__(self, weights: FolderWeights) -> None:
+        self._weights = weights
+        self._iteration = self._gather_all()
+        self._has_gathered_all = False
+
+    def metadata(self) -> list[WeightMetadata]:
+        return [
+            WeightMetadata(name, tensor.dtype, tuple(tensor.shape))
+            for parts in self._weights.parts.values()
+            for name, tensor in parts
+        ]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self._iteration
+
+    def gather_rest(self) -> None:
+        """Gather the weights that have not been read, and discard them. Raise RuntimeError if a
+        gathering failed on this worker, which then does not know where the others are."""
+        for _ in self._iteration:
+            pass
+        if not self._has_gathered_all:
+            raise RuntimeError("a weight could not be gathered from all workers")
+
+    def _gather_all(self) -> Iterator[tuple[str, Tensor]]:
+        for name in self._weights:
+            yield from self._weights.split(name, gather(self._weights.read(name)))
+        self._has_gathered_all = True
+
+
+def send_together(
+    weights: GatheredWeights, send: Callable[[WeightSource], None] | None
+) -> str | None:
+    """Gather all weights, and send them. All workers must call this function together. `send` is
+    None on all workers but the one that sends.
+
+    Return why sending failed, or None. After a failure, the worker that sends still gathers the
+    rest, so that no other worker waits for it. Raise an error only if a gathering failed.
+    """
+    failure: str | None = None
+    if send is not None:
+        try:
+            send(weights)
+        # Isolated: the other workers go on to gather weights, and wait for this worker.
+        except Exception as error:
+            failure = _describe(error)
+            weights.gather_rest()
+    weights.gather_rest()
+    return failure
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, BackendError):
+        return str(error)
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
