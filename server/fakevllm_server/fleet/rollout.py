@@ -88,6 +88,12 @@ class FleetRollout:
         return [replica.figures for replica in self._replicas.values()]
 
     @property
+    def held_policies(self) -> frozenset[str]:
+        """Names of the policies that at least one running replica holds, as of the latest load,
+        unload or call of `policies`."""
+        return frozenset[str]().union(*(replica.policies for replica in self._running))
+
+    @property
     def _running(self) -> list[Replica]:
         return [replica for replica in self._replicas.values() if not replica.is_out]
 
