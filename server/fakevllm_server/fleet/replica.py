@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fakevllm_server.fleet.health_watch import CHECK_INTERVAL_S, Health, HealthWatch
@@ -35,10 +36,19 @@ class Replica:
     """A rollout engine as one of several. The fleet decides about the phases. The health checks
     decide whether the replica is suspect."""
 
-    def __init__(self, name: str, rollout: Rollout, *, uses_allowed: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        rollout: Rollout,
+        *,
+        uses_allowed: bool = False,
+        on_passed_check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Create the replica. `uses_allowed` says whether the trainer can use the sets of allowed
-        tokens that the engine reports."""
+        tokens that the engine reports. `on_passed_check` is called after each health check that
+        succeeds."""
         self.name = name
+        self._on_passed_check = on_passed_check
         self._uses_allowed = uses_allowed
         self.rollout = rollout
         self.phase = ReplicaState.STARTING
@@ -50,7 +60,10 @@ class Replica:
         self.cause: str | None = None
         self._prefix_cache: PrefixCacheHits | None = None
         self._condemned: asyncio.Future[str] | None = None
-        self._check_now = asyncio.Event()
+        self.num_checks = 0
+        """Number of health checks that have begun."""
+        self.passed_check = 0
+        """Number of the latest health check that has succeeded; 0 before the first one."""
 
     @property
     def is_out(self) -> bool:
@@ -105,9 +118,8 @@ class Replica:
             self._condemned.set_result(cause)
 
     def suspect(self) -> None:
-        """Send no new calls to the replica until its next health check, which begins at once."""
+        """Send no new calls to the replica until its next health check."""
         self.is_suspect = True
-        self._check_now.set()
 
     async def close(self) -> None:
         """End the engine, or disconnect from it. Calls that the engine is answering fail at once,
@@ -138,17 +150,22 @@ class Replica:
 
     async def _wait_until_hung(self) -> str:
         watch = HealthWatch()
-        num_checks = 0
+        num_metrics_checks = 0
         while True:
-            await _wait_for(self._check_now, CHECK_INTERVAL_S)
-            self._check_now.clear()
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            self.num_checks += 1
+            number = self.num_checks
             health = watch.observe(is_healthy=await self.rollout.health())
             self.is_suspect = health is not Health.GOOD
             if health is Health.HUNG:
                 return "it does not answer health checks, and was ended"
-            if health is Health.GOOD and num_checks % CHECKS_PER_METRICS == 0:
+            if health is Health.SUSPECT:
+                continue
+            self.passed_check = number
+            self._on_passed_check()
+            if num_metrics_checks % CHECKS_PER_METRICS == 0:
                 await self._read_metrics()
-            num_checks += 1
+            num_metrics_checks += 1
 
     async def _read_metrics(self) -> None:
         page = None if self.client is None else await self.client.fetch_metrics()
@@ -158,12 +175,3 @@ class Replica:
 
 async def _result_of(future: asyncio.Future[str]) -> str:
     return await asyncio.shield(future)
-
-
-async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
-    """Wait until an event is set, but at most `timeout_s` seconds."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass
