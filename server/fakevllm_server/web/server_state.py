@@ -61,7 +61,7 @@ from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.vocabulary_check import read_vocab_size
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.types.weight_versions import ABANDONED_PAUSE_S, WHOLE_CALLS_BOUND_S
+from fakevllm_server.types.weight_versions import WHOLE_CALLS_BOUND_S
 from fakevllm_server.web.open_run import OpenRun
 from fakevllm_server.web.stored_responses import StoredResponses
 
@@ -606,13 +606,14 @@ class ServerState:
             client = self.attached_engine()
             if self.engine.is_serving and (client is not failed or await client.is_healthy()):
                 if client is self.engine_client:
-                    if self.fleet is None:
+                    fleet = self.fleet
+                    if fleet is None:
                         return client
-                    replica = await self.fleet.client_for(affinity, failed)
+                    replica = await fleet.client_for(affinity, failed)
                     if replica is not None:
                         return replica
                     # All replicas are gone, and the training loop has not noticed it yet.
-                    await asyncio.sleep(ABANDONED_PAUSE_S)
+                    await fleet.wait_for_change(HEALTH_CHECK_INTERVAL_S)
                 continue
             timeout_s = HEALTH_CHECK_INTERVAL_S if client is failed else None
             with contextlib.suppress(TimeoutError):
