@@ -233,20 +233,21 @@ class FleetRollout:
         return {name: held[0][name] for name in sorted(common)}
 
     async def probe(self) -> ProbeReply | None:
-        """Return the log-probabilities of the known prompt from each running replica. Return None
-        if the engine cannot report them. Raises ActionFailed if a replica refuses. A replica that
+        """Return the log-probabilities of the known prompt from each running replica. The replicas
+        are asked at the same time. Return None if the engine cannot report them. Raises ActionFailed if a replica refuses. A replica that
         does not answer is taken out. Raises BackendError if no replica is left."""
+        asked = self._running
+        outcomes = await asyncio.gather(
+            *(replica.rollout.probe() for replica in asked), return_exceptions=True
+        )
         replies: dict[str, ProbeReply] = {}
-        for replica in self._running:
-            try:
-                reply = await replica.rollout.probe()
-            except ActionFailed:
-                raise
-            except BackendError as failure:  # isolated: the other replicas go on
-                replica.condemn(str(failure))
-                continue
-            if reply is not None:
-                replies[replica.name] = reply
+        for replica, outcome in zip(asked, outcomes, strict=True):
+            if isinstance(outcome, ProbeReply):
+                replies[replica.name] = outcome
+            elif isinstance(outcome, BackendError) and not isinstance(outcome, ActionFailed):
+                replica.condemn(str(outcome))  # isolated: the other replicas go on
+            elif outcome is not None:
+                raise outcome
         if not self._running:
             raise BackendError("no replica has answered the known prompt")
         first = next(iter(replies.values()), None)

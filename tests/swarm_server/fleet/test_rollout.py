@@ -14,6 +14,7 @@ from fakevllm_server.fleet import replica, rollout
 from fakevllm_server.fleet.rollout import FleetRollout
 from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused, Endpoint
+from fakevllm_server.types.known_prompt import ProbeReply
 
 WAIT_S = 20.0
 NAMES = ("replica-0", "replica-1", "replica-2")
@@ -274,6 +275,36 @@ async def test_each_replica_is_asked_for_the_known_prompt(replicas: Replicas) ->
     assert reply is not None
     first, second, third = (reply.by_replica[name].log_probs for name in NAMES)
     assert first == third != second
+
+
+async def test_the_replicas_are_asked_for_the_known_prompt_at_the_same_time(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_are_asked = asyncio.Barrier(len(NAMES))
+    probe = LocalRollout.probe
+
+    async def waiting(self: LocalRollout) -> ProbeReply | None:
+        await all_are_asked.wait()
+        return await probe(self)
+
+    monkeypatch.setattr(LocalRollout, "probe", waiting)
+    async with asyncio.timeout(WAIT_S):
+        reply = await replicas.fleet.probe()
+    assert reply is not None and set(reply.by_replica) == set(NAMES)
+
+
+async def test_a_replica_that_does_not_answer_the_known_prompt_is_taken_out(
+    replicas: Replicas,
+) -> None:
+    broken = replicas.rollouts["replica-0"]
+    broken.plan("probe", BackendError("vLLM did not respond"))
+    reply = await replicas.fleet.probe()
+    assert reply is not None and set(reply.by_replica) == {"replica-1", "replica-2"}
+    await replicas.until(lambda: broken.num_launched == 2)
+    broken.plan("probe", ActionFailed("it reports no log-probabilities"))
+    await replicas.until_all_serve()
+    with pytest.raises(ActionFailed, match="reports no log-probabilities"):
+        await replicas.fleet.probe()
 
 
 async def test_the_kept_weights_are_removed_with_the_fleet(replicas: Replicas) -> None:
