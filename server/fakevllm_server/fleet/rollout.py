@@ -234,8 +234,9 @@ class FleetRollout:
 
     async def probe(self) -> ProbeReply | None:
         """Return the log-probabilities of the known prompt from each running replica. The replicas
-        are asked at the same time. Return None if the engine cannot report them. Raises ActionFailed if a replica refuses. A replica that
-        does not answer is taken out. Raises BackendError if no replica is left."""
+        are asked at the same time. Return None if the engine cannot report them. Raises
+        ActionFailed if a replica refuses. A replica that does not answer is taken out. Raises
+        BackendError if no replica is left."""
         asked = self._running
         outcomes = await asyncio.gather(
             *(replica.rollout.probe() for replica in asked), return_exceptions=True

@@ -22,6 +22,7 @@ from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.engine_registry import open_backend
+from fakevllm_server.backends.process.rollout_trainer_pairs import remove_left_weights
 from fakevllm_server.config.cluster_check import check_job
 from fakevllm_server.config.memory_check import check_memory
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
@@ -297,7 +298,9 @@ class ServerState:
         replicas, trainer = self._specs(job)
         model = await asyncio.to_thread(identify, trainer.model)
         vocab_size = await asyncio.to_thread(read_vocab_size, trainer.model)
-        backend = open_backend(replicas, trainer, self.config.weights_dir)
+        weights_dir = self.config.weights_dir
+        await asyncio.to_thread(remove_left_weights, trainer.run_dir, weights_dir)
+        backend = open_backend(replicas, trainer, weights_dir)
         identity = await self._open_run_of(job, model)
         self._model, self.vocab_size = model, vocab_size
         record = engine_start(self.config, job, model.model, model.fingerprint)
