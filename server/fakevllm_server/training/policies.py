@@ -148,7 +148,7 @@ class PolicyLoader:
                     )
                 if not is_kept:
                     raise PolicyRefused(self._unknown(version))
-                await self._make_room(held - {name}, pinned=pinned)
+                await self._make_room([one for one in held if one != name], pinned=pinned)
                 await self._load(name, version, checkpoint, endpoint.takes_adapters)
             self._requested_at[name] = self._clock()
             if pinned:
@@ -197,14 +197,14 @@ class PolicyLoader:
     def _is_pinned(self, name: str) -> bool:
         return self._clock() - self._pinned_at.get(name, -math.inf) < PINNED_S
 
-    def _held(self, loaded: Iterable[str]) -> set[str]:
+    def _held(self, loaded: Iterable[str]) -> list[str]:
         """Return the names of the policies that need room. `loaded` are those that the engine
         holds. In a fleet, they are those that all replicas hold, but a replica can also be full of
         policies that a restarted replica lacks."""
         rollout = self._backend.rollout
-        return {*rollout.held_policies} if isinstance(rollout, FleetRollout) else {*loaded}
+        return sorted(rollout.held_policies) if isinstance(rollout, FleetRollout) else [*loaded]
 
-    async def _make_pin_room(self, name: str, held: set[str]) -> None:
+    async def _make_pin_room(self, name: str, held: list[str]) -> None:
         pinned = [one for one in held if self._is_pinned(one)]
         if len(pinned) < MAX_PINNED or name in pinned:
             return
@@ -219,7 +219,7 @@ class PolicyLoader:
 
     async def _make_room(self, held: Iterable[str], *, pinned: bool) -> None:
         removable = [name for name in held if not self._is_pinned(name)]
-        removable.sort(key=lambda name: (self._last_request(name), name))
+        removable.sort(key=self._last_request)
         while len(removable) > MAX_UNPINNED - (not pinned):
             if self._clock() - self._last_request(removable[0]) < IN_USE_S:
                 names = ", ".join(removable)
