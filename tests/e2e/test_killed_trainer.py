@@ -1,5 +1,5 @@
-"""V9: apps see no difference when the trainer is killed repeatedly in the middle of a step, with one
-rollout engine and with two replicas."""
+"""V9: apps see no difference when the trainer is killed repeatedly in the middle of a step. The
+server has one rollout engine, or two replicas."""
 
 from __future__ import annotations
 
