@@ -27,8 +27,10 @@ def replica_state(replica: Mapping[str, Any]) -> str:
 def replica_line(replica: Mapping[str, Any]) -> str:
     """Return the whole status of a replica in one line, without its name.
 
-    >>> replica_line({"state": "serving", "version": 3, "running": 1})
-    'version 3, 1 running, serving'
+    >>> replica_line({"state": "serving", "version": 3, "running": 5, "waiting": 2})
+    'version 3, 5 running, 2 waiting, serving'
     """
-    version, running = replica.get("version", 0), replica.get("running", 0)
-    return f"version {version}, {running} running, {replica_state(replica)}"
+    parts = [f"version {replica.get('version', 0)}", f"{replica.get('running', 0)} running"]
+    if replica.get("waiting") is not None:
+        parts.append(f"{replica['waiting']} waiting")
+    return ", ".join([*parts, replica_state(replica)])

@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from fakevllm_server.fleet.engine_figures import (
+    PrefixCacheHits,
+    parse_num_waiting,
+    parse_prefix_cache,
+)
 from fakevllm_server.fleet.health_watch import CHECK_INTERVAL_S, Health, HealthWatch
-from fakevllm_server.fleet.prefix_cache import PrefixCacheHits, parse_prefix_cache
 from fakevllm_server.fleet.router import ReplicaState, ReplicaView
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.types.backend import Endpoint, Rollout
 
-CHECKS_PER_METRICS = 10
+CHECKS_PER_METRICS = 2
 """Number of health checks after which the replica's metrics are read again."""
 
 
@@ -25,6 +29,9 @@ class ReplicaFigures:
     version: int
     """Version of the weights that the replica serves."""
     num_running: int
+    num_waiting: int | None
+    """Number of running calls that wait in the engine's queue. None if the engine does not report
+    it."""
     num_restarts: int
     prefix_cache: PrefixCacheHits | None
     """None if the engine does not report its prefix cache."""
@@ -59,6 +66,7 @@ class Replica:
         self.num_restarts = 0
         self.cause: str | None = None
         self._prefix_cache: PrefixCacheHits | None = None
+        self._num_waiting: int | None = None
         self._condemned: asyncio.Future[str] | None = None
         self.num_checks = 0
         """Number of health checks that have begun."""
@@ -94,6 +102,7 @@ class Replica:
             self.state,
             0 if gate is None else gate.version,
             0 if gate is None else gate.num_running,
+            None if self.is_out else self._num_waiting,
             self.num_restarts,
             self._prefix_cache,
             self.cause,
@@ -107,7 +116,7 @@ class Replica:
         client = EngineClient(replace(endpoint, reports_allowed=reports))
         await client.fetch_version()
         self.client = client
-        self.is_suspect, self.policies = False, frozenset()
+        self.is_suspect, self.policies, self._num_waiting = False, frozenset(), None
         self._condemned = asyncio.get_running_loop().create_future()
 
     def condemn(self, cause: str) -> None:
@@ -171,6 +180,7 @@ class Replica:
         page = None if self.client is None else await self.client.fetch_metrics()
         if page is not None:
             self._prefix_cache = parse_prefix_cache(page)
+            self._num_waiting = parse_num_waiting(page)
 
 
 async def _result_of(future: asyncio.Future[str]) -> str:
