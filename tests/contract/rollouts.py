@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import shutil
 from collections.abc import MutableMapping, Sequence
@@ -189,9 +190,10 @@ class Rig:
         await self.client.relay("POST", CHAT, orjson.dumps(body), headers, sent)
         return sent
 
-    async def capture(self, body: Json) -> CapturedAnswer:
-        """Send a request as the server does, through the weight gate and with a capture."""
-        sent = SentAnswer()
+    async def capture(self, body: Json, sent: SentAnswer | None = None) -> CapturedAnswer:
+        """Send a request as the server does, through the weight gate and with a capture. `sent`
+        shows how far the answer is."""
+        sent = sent or SentAnswer()
         records: list[RecordedCall | None] = []
 
         async def finished() -> None:
@@ -269,11 +271,15 @@ class SentAnswer:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.body = b""
+        self.begun = asyncio.Event()
+        """Set with the first bytes of the body."""
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         self.status = message.get("status", self.status)
         self.headers |= dict(message.get("headers", ()))
         self.body += message.get("body", b"")
+        if self.body:
+            self.begun.set()
 
 
 async def start_rig(name: str, folder: Path) -> Rig:

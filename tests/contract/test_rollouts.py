@@ -20,8 +20,10 @@ from contract.rollouts import (
     MASKING_FIELDS,
     MAX_ATTEMPTS,
     TOOL,
+    CapturedAnswer,
     Json,
     Rig,
+    SentAnswer,
     chunks_of,
     deltas_of,
     logprobs_of,
@@ -323,17 +325,18 @@ async def test_tools_may_be_offered(rig: Rig) -> None:
 
 async def test_a_client_that_disconnects_frees_the_engine(rig: Rig) -> None:
     fields: Json = {"messages": user(rig.abilities.endless), "ignore_eos": True, "max_tokens": 400}
-    calls = [asyncio.create_task(rig.capture(fields)) for _ in range(8)]
-    while rig.endpoint.gate.num_running < len(calls):
-        await asyncio.sleep(0)
-    async with rig.http.post(CHAT, json=rig.body(fields | {"stream": True})) as answer:
-        assert await answer.content.readany()  # the other calls are running too
+    answers = [SentAnswer() for _ in range(8)]
+    calls = [
+        asyncio.create_task(rig.capture(fields | {"stream": True}, answer)) for answer in answers
+    ]
+    for answer in answers:
+        await answer.begun.wait()
     for call in calls:
         call.cancel()
-    assert all(
-        isinstance(end, asyncio.CancelledError)
-        for end in await asyncio.gather(*calls, return_exceptions=True)
-    )
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    # On a busy machine, the engine may have completed some of them.
+    assert any(isinstance(end, asyncio.CancelledError) for end in ends), ends
+    assert all(isinstance(end, asyncio.CancelledError | CapturedAnswer) for end in ends), ends
     assert rig.endpoint.gate.num_running == 0
     async with asyncio.timeout(30):
         assert (await rig.capture({})).record.untrainable is None
