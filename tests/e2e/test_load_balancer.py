@@ -5,7 +5,7 @@ then on, and apps are answered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
@@ -67,7 +67,7 @@ def ask(proxy: Process, number: int) -> None:
 
 
 @contextmanager
-def running_apps(proxy: Process) -> Iterator[None]:
+def running_apps(proxy: Process) -> Generator[None]:
     """Send requests while the `with` block runs. The first failed request is raised at its end."""
     is_over = Event()
 
