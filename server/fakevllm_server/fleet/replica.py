@@ -159,22 +159,25 @@ class Replica:
 
     async def _wait_until_hung(self) -> str:
         watch = HealthWatch()
-        num_metrics_checks = 0
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self.num_checks += 1
             number = self.num_checks
-            health = watch.observe(is_healthy=await self.rollout.health())
+            health = watch.observe(is_healthy=await self._check(number))
             self.is_suspect = health is not Health.GOOD
             if health is Health.HUNG:
                 return "it does not answer health checks, and was ended"
-            if health is Health.SUSPECT:
-                continue
-            self.passed_check = number
-            self._on_passed_check()
-            if num_metrics_checks % CHECKS_PER_METRICS == 0:
-                await self._read_metrics()
-            num_metrics_checks += 1
+            if health is Health.GOOD:
+                self.passed_check = number
+                self._on_passed_check()
+
+    async def _check(self, number: int) -> bool:
+        """Check the replica's health. If it is time to read its metrics, read them meanwhile, so
+        that a frozen replica costs only one timeout."""
+        if number % CHECKS_PER_METRICS:
+            return await self.rollout.health()
+        is_healthy, _ = await asyncio.gather(self.rollout.health(), self._read_metrics())
+        return is_healthy
 
     async def _read_metrics(self) -> None:
         page = None if self.client is None else await self.client.fetch_metrics()
