@@ -12,9 +12,9 @@ import zlib
 
 WIDTH = 4
 """Number of bytes of a number. Numbers of another width can be compressed too, but less well."""
-LEVEL = 4
-"""Compression level. Level 6 would make long prompts 1.5 % smaller, but would take three times as
-long."""
+LEVEL = 2
+"""Compression level. Level 4 would make the ids of a text with 150,000 different tokens 1.5 %
+smaller, and those of a text with one token per byte 20 %, but would take up to twice as long."""
 _RAW_DEFLATE = -zlib.MAX_WBITS
 """zlib's setting for a stream without header and checksum. The stream needs no checksum, because
 the digest of a call detects damage."""
