@@ -31,7 +31,7 @@ async def round_robin_relay(upstream_ports: Sequence[int], port: int = 0) -> Asy
         task.add_done_callback(handlers.discard)
         upstream = None
         try:
-            with suppress(OSError):
+            with suppress(OSError, asyncio.CancelledError):  # the end of the relay cancels it
                 upstream = await asyncio.open_connection("127.0.0.1", next(next_port))
                 await asyncio.gather(_copy(reader, upstream[1]), _copy(upstream[0], writer))
         finally:
