@@ -13,9 +13,11 @@ def replica_state(replica: Mapping[str, Any]) -> str:
 
     >>> replica_state({"state": "starting", "cause": "it was killed", "restarts": 2})
     'starting, it was killed, restarts: 2'
+    >>> replica_state({"state": "draining", "cause": "it was killed", "restarts": 2})
+    'draining, restarts: 2'
     """
     parts = [str(replica["state"])]
-    if replica.get("cause") is not None and replica["state"] != "serving":
+    if replica.get("cause") is not None and replica["state"] == "starting":
         parts.append(str(replica["cause"]))
     if replica.get("restarts"):
         parts.append(f"restarts: {replica['restarts']}")
