@@ -27,7 +27,9 @@ if the [mode is `gated`](../releases.md), or if there is a \
 [baseline](../evaluation.md#how-much-did-training-help)."""
 ENGINE = """\
 The embedded engine and the fake engine report these metrics of vLLM, under vLLM's names. \
-vLLM itself reports more. On Linux, these engines also report memory, CPU time and open files of \
+The embedded engine also counts the tokens that it looks up and finds in its cache of prompts \
+(`vllm:prefix_cache_queries_total` and `vllm:prefix_cache_hits_total`). vLLM itself reports more. \
+On Linux, these engines also report memory, CPU time and open files of \
 their process, with names that begin with `process_`."""
 _PROCESS = ("fakevllm_proxy_process_", "process_", "python_")
 """Beginnings of the names of metrics that depend on the operating system."""

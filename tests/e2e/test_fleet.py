@@ -11,6 +11,10 @@ import pytest
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
+from fakevllm_server.backends.process.rollout_trainer_pairs import (
+    kept_weights_folder,
+    weights_folder,
+)
 from tests.e2e.fleet import START_TIMEOUT_S, Crowd, Fleet
 from tests.e2e.processes import Processes
 
@@ -56,6 +60,15 @@ async def killed_and_frozen(
     await in_thread(fleet, all_serve, START_TIMEOUT_S)
 
 
+async def versions_are_published(fleet: Fleet, versions: int) -> None:
+    """Run one client until `versions` versions were published."""
+    crowd = Crowd(fleet)
+    client = asyncio.create_task(crowd.run(1))
+    await version_reaches(fleet, versions, START_TIMEOUT_S)
+    crowd.is_stopping = True
+    await client
+
+
 def check_versions(crowd: Crowd, more_than: int = 10) -> None:
     """Check that siblings that share a call were sampled with one version, and that `more_than`
     versions and one sampled groups."""
@@ -79,6 +92,25 @@ def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Pr
         assert f'replica="{name}"' in metrics.split("vllm:num_requests_running", 1)[1]
     assert 'fakevllm_replica_restarts{replica="replica-2"} 0.0' in metrics
     fleet.close()
+
+
+def test_the_weights_of_a_killed_fleet_are_removed_by_a_server_with_one_engine(
+    processes: Processes,
+) -> None:
+    server = processes.server("--backend", "fake", "--replicas", "2")
+    fleet = Fleet(server)
+    fleet.start(JOB)
+    kept = kept_weights_folder(weights_folder(server.folder, None))
+    new = kept.with_name(f"{kept.name}-new")
+    asyncio.run(versions_are_published(fleet, 1))
+    assert kept.is_dir()
+    fleet.close()
+    server.kill()
+    new.mkdir()  # as after a kill while the copy is made
+    single = Fleet(processes.server("--backend", "fake"))
+    single.wait(lambda status: status.engine_status == "ENGINE.ROLLING")
+    assert not kept.exists() and not new.exists()
+    single.close()
 
 
 @pytest.mark.slow

@@ -13,9 +13,11 @@ def replica_state(replica: Mapping[str, Any]) -> str:
 
     >>> replica_state({"state": "starting", "cause": "it was killed", "restarts": 2})
     'starting, it was killed, restarts: 2'
+    >>> replica_state({"state": "draining", "cause": "it was killed", "restarts": 2})
+    'draining, restarts: 2'
     """
     parts = [str(replica["state"])]
-    if replica.get("cause") is not None and replica["state"] != "serving":
+    if replica.get("cause") is not None and replica["state"] == "starting":
         parts.append(str(replica["cause"]))
     if replica.get("restarts"):
         parts.append(f"restarts: {replica['restarts']}")
@@ -27,8 +29,10 @@ def replica_state(replica: Mapping[str, Any]) -> str:
 def replica_line(replica: Mapping[str, Any]) -> str:
     """Return the whole status of a replica in one line, without its name.
 
-    >>> replica_line({"state": "serving", "version": 3, "running": 1})
-    'version 3, 1 running, serving'
+    >>> replica_line({"state": "serving", "version": 3, "running": 5, "waiting": 2})
+    'version 3, 5 running, 2 waiting, serving'
     """
-    version, running = replica.get("version", 0), replica.get("running", 0)
-    return f"version {version}, {running} running, {replica_state(replica)}"
+    parts = [f"version {replica.get('version', 0)}", f"{replica.get('running', 0)} running"]
+    if replica.get("waiting") is not None:
+        parts.append(f"{replica['waiting']} waiting")
+    return ", ".join([*parts, replica_state(replica)])

@@ -6,6 +6,8 @@
 * `rollout` drives the replicas as one `Rollout`: it starts them, loads new weights into one after
   the other, takes out replicas that fail, and starts them again.
 * `weight_copy` keeps the fleet's current weights for replicas that are started again.
+* `engine_figures` reads the queue and the prefix cache of a replica from its metrics.
+* `metrics` puts the metrics of all replicas on one page.
 
 A server with one engine does not use this folder. The folder never decides when weights are
 published, and never trains.

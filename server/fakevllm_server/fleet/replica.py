@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from fakevllm_server.fleet.engine_figures import (
+    PrefixCacheHits,
+    parse_num_waiting,
+    parse_prefix_cache,
+)
 from fakevllm_server.fleet.health_watch import CHECK_INTERVAL_S, Health, HealthWatch
-from fakevllm_server.fleet.prefix_cache import PrefixCacheHits, parse_prefix_cache
 from fakevllm_server.fleet.router import ReplicaState, ReplicaView
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.types.backend import Endpoint, Rollout
 
-CHECKS_PER_METRICS = 10
+CHECKS_PER_METRICS = 2
 """Number of health checks after which the replica's metrics are read again."""
 
 
@@ -24,6 +29,9 @@ class ReplicaFigures:
     version: int
     """Version of the weights that the replica serves."""
     num_running: int
+    num_waiting: int | None
+    """Number of running calls that wait in the engine's queue. None if the engine does not report
+    it."""
     num_restarts: int
     prefix_cache: PrefixCacheHits | None
     """None if the engine does not report its prefix cache."""
@@ -35,10 +43,19 @@ class Replica:
     """A rollout engine as one of several. The fleet decides about the phases. The health checks
     decide whether the replica is suspect."""
 
-    def __init__(self, name: str, rollout: Rollout, *, uses_allowed: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        rollout: Rollout,
+        *,
+        uses_allowed: bool = False,
+        on_passed_check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Create the replica. `uses_allowed` says whether the trainer can use the sets of allowed
-        tokens that the engine reports."""
+        tokens that the engine reports. `on_passed_check` is called after each health check that
+        succeeds."""
         self.name = name
+        self._on_passed_check = on_passed_check
         self._uses_allowed = uses_allowed
         self.rollout = rollout
         self.phase = ReplicaState.STARTING
@@ -49,8 +66,12 @@ class Replica:
         self.num_restarts = 0
         self.cause: str | None = None
         self._prefix_cache: PrefixCacheHits | None = None
+        self._num_waiting: int | None = None
         self._condemned: asyncio.Future[str] | None = None
-        self._check_now = asyncio.Event()
+        self.num_checks = 0
+        """Number of health checks that have begun."""
+        self.passed_check = 0
+        """Number of the latest health check that has succeeded; 0 before the first one."""
 
     @property
     def is_out(self) -> bool:
@@ -81,6 +102,7 @@ class Replica:
             self.state,
             0 if gate is None else gate.version,
             0 if gate is None else gate.num_running,
+            None if self.is_out else self._num_waiting,
             self.num_restarts,
             self._prefix_cache,
             self.cause,
@@ -94,7 +116,7 @@ class Replica:
         client = EngineClient(replace(endpoint, reports_allowed=reports))
         await client.fetch_version()
         self.client = client
-        self.is_suspect, self.policies = False, frozenset()
+        self.is_suspect, self.policies, self._num_waiting = False, frozenset(), None
         self._condemned = asyncio.get_running_loop().create_future()
 
     def condemn(self, cause: str) -> None:
@@ -105,9 +127,8 @@ class Replica:
             self._condemned.set_result(cause)
 
     def suspect(self) -> None:
-        """Send no new calls to the replica until its next health check, which begins at once."""
+        """Send no new calls to the replica until its next health check."""
         self.is_suspect = True
-        self._check_now.set()
 
     async def close(self) -> None:
         """End the engine, or disconnect from it. Calls that the engine is answering fail at once,
@@ -138,32 +159,32 @@ class Replica:
 
     async def _wait_until_hung(self) -> str:
         watch = HealthWatch()
-        num_checks = 0
         while True:
-            await _wait_for(self._check_now, CHECK_INTERVAL_S)
-            self._check_now.clear()
-            health = watch.observe(is_healthy=await self.rollout.health())
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            self.num_checks += 1
+            number = self.num_checks
+            health = watch.observe(is_healthy=await self._check(number))
             self.is_suspect = health is not Health.GOOD
             if health is Health.HUNG:
                 return "it does not answer health checks, and was ended"
-            if health is Health.GOOD and num_checks % CHECKS_PER_METRICS == 0:
-                await self._read_metrics()
-            num_checks += 1
+            if health is Health.GOOD:
+                self.passed_check = number
+                self._on_passed_check()
+
+    async def _check(self, number: int) -> bool:
+        """Check the replica's health. If it is time to read its metrics, read them meanwhile, so
+        that a frozen replica costs only one timeout."""
+        if number % CHECKS_PER_METRICS:
+            return await self.rollout.health()
+        is_healthy, _ = await asyncio.gather(self.rollout.health(), self._read_metrics())
+        return is_healthy
 
     async def _read_metrics(self) -> None:
         page = None if self.client is None else await self.client.fetch_metrics()
         if page is not None:
             self._prefix_cache = parse_prefix_cache(page)
+            self._num_waiting = parse_num_waiting(page)
 
 
 async def _result_of(future: asyncio.Future[str]) -> str:
     return await asyncio.shield(future)
-
-
-async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
-    """Wait until an event is set, but at most `timeout_s` seconds."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -69,9 +69,16 @@ class FleetRollout:
         started again. It must be on a file system that the replicas can read. `uses_allowed` says
         whether the trainer can use reported sets of allowed tokens."""
         self._replicas = {
-            name: Replica(name, rollout, uses_allowed=uses_allowed)
+            name: Replica(
+                name,
+                rollout,
+                uses_allowed=uses_allowed,
+                on_passed_check=self._wake_waiting,
+            )
             for name, rollout in rollouts.items()
         }
+        self._changed = asyncio.Event()
+        """Set once, when the fleet changes the next time."""
         self._router = Router()
         self._weights = WeightCopy(weights_folder)
         self._keepers: list[asyncio.Task[None]] = []
@@ -88,6 +95,12 @@ class FleetRollout:
         return [replica.figures for replica in self._replicas.values()]
 
     @property
+    def held_policies(self) -> frozenset[str]:
+        """Names of the policies that at least one running replica holds, as of the latest load,
+        unload or call of `policies`."""
+        return frozenset[str]().union(*(replica.policies for replica in self._running))
+
+    @property
     def _running(self) -> list[Replica]:
         return [replica for replica in self._replicas.values() if not replica.is_out]
 
@@ -102,28 +115,40 @@ class FleetRollout:
         `failed` is the client with which an earlier attempt of the call failed. The call goes to
         another replica. If there is no other one, wait until a replica passes a health check.
         """
-        failed_name = None if failed is None else self._suspect(failed)
+        suspect = None if failed is None else self._suspect(failed)
+        suspect_name, num_checks = None, 0
+        if suspect is not None:
+            suspect_name, num_checks = suspect.name, suspect.num_checks
         while True:
             views = {name: replica.view for name, replica in self._replicas.items()}
-            name = self._router.choose(call, views, failed_name)
+            name = self._router.choose(call, views, suspect_name)
             if name is None:
                 return None
             replica = self._replicas[name]
-            client = replica.client
-            if client is not failed or (client is not None and await client.is_healthy()):
-                if client is replica.client and not replica.is_out:
-                    return client
-                continue
-            await asyncio.sleep(RECHECK_S)
+            if replica.client is not failed or replica.passed_check > num_checks:
+                assert replica.client is not None, "the router chooses only replicas that run"
+                return replica.client
+            await self.wait_for_change(RECHECK_S)
 
-    def _suspect(self, failed: EngineClient) -> str | None:
-        """Let the health of the replica with this client be checked at once. Return its name. If
-        the replica has been restarted since, return None."""
+    def _suspect(self, failed: EngineClient) -> Replica | None:
+        """Send no new calls to the replica with this client until its next health check. Return the
+        replica. If the replica has been restarted since, return None."""
         for replica in self._running:
             if replica.client is failed:
                 replica.suspect()
-                return replica.name
+                return replica
         return None
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until a replica begins to serve or passes a health check, or until the fleet is
+        closed, but at most `timeout_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    def _wake_waiting(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def metrics_pages(self) -> dict[str, bytes]:
         """Return the Prometheus metrics of each replica that reports them, by the replica's
@@ -208,20 +233,22 @@ class FleetRollout:
         return {name: held[0][name] for name in sorted(common)}
 
     async def probe(self) -> ProbeReply | None:
-        """Return the log-probabilities of the known prompt from each running replica. Return None
-        if the engine cannot report them. Raises ActionFailed if a replica refuses. A replica that
-        does not answer is taken out. Raises BackendError if no replica is left."""
+        """Return the log-probabilities of the known prompt from each running replica. The replicas
+        are asked at the same time. Return None if the engine cannot report them. Raises
+        ActionFailed if a replica refuses. A replica that does not answer is taken out. Raises
+        BackendError if no replica is left."""
+        asked = self._running
+        outcomes = await asyncio.gather(
+            *(replica.rollout.probe() for replica in asked), return_exceptions=True
+        )
         replies: dict[str, ProbeReply] = {}
-        for replica in self._running:
-            try:
-                reply = await replica.rollout.probe()
-            except ActionFailed:
-                raise
-            except BackendError as failure:  # isolated: the other replicas go on
-                replica.condemn(str(failure))
-                continue
-            if reply is not None:
-                replies[replica.name] = reply
+        for replica, outcome in zip(asked, outcomes, strict=True):
+            if isinstance(outcome, ProbeReply):
+                replies[replica.name] = outcome
+            elif isinstance(outcome, BackendError) and not isinstance(outcome, ActionFailed):
+                replica.condemn(str(outcome))  # isolated: the other replicas go on
+            elif outcome is not None:
+                raise outcome
         if not self._running:
             raise BackendError("no replica has answered the known prompt")
         first = next(iter(replies.values()), None)
@@ -249,6 +276,7 @@ class FleetRollout:
         await asyncio.gather(*keepers, return_exceptions=True)
         await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
         self._all_out.set()
+        self._wake_waiting()
         await self._weights.remove()
 
     # --- one replica
@@ -338,6 +366,7 @@ class FleetRollout:
     def _serve(self, replica: Replica) -> None:
         replica.phase = ReplicaState.SERVING
         self._all_out.clear()
+        self._wake_waiting()
 
     def _note_out(self) -> None:
         if not self._running:

@@ -30,6 +30,7 @@ from fakevllm_server.backends.verl.trainer_arguments import (
     ADAPTERS_FOLDER,
     arguments_for_checkpoint,
 )
+from fakevllm_server.fleet.rollout import FleetRollout
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
@@ -129,8 +130,9 @@ class PolicyLoader:
         async with self._lock:
             await self._check_rejected(version, endpoint)
             loaded = await self._backend.rollout.policies() if endpoint.holds_policies else {}
+            held = self._held(loaded)
             if pinned:
-                await self._make_pin_room(name, loaded)
+                await self._make_pin_room(name, held)
             if name not in loaded:
                 checkpoint = self._checkpoint_of(version)
                 is_kept = checkpoint is not None or version == 0
@@ -146,7 +148,7 @@ class PolicyLoader:
                     )
                 if not is_kept:
                     raise PolicyRefused(self._unknown(version))
-                await self._make_room(loaded, pinned=pinned)
+                await self._make_room([one for one in held if one != name], pinned=pinned)
                 await self._load(name, version, checkpoint, endpoint.takes_adapters)
             self._requested_at[name] = self._clock()
             if pinned:
@@ -195,8 +197,15 @@ class PolicyLoader:
     def _is_pinned(self, name: str) -> bool:
         return self._clock() - self._pinned_at.get(name, -math.inf) < PINNED_S
 
-    async def _make_pin_room(self, name: str, loaded: dict[str, int]) -> None:
-        pinned = [one for one in loaded if self._is_pinned(one)]
+    def _held(self, loaded: Iterable[str]) -> list[str]:
+        """Return the names of the policies that need room. `loaded` are those that the engine
+        holds. In a fleet, they are those that all replicas hold, but a replica can also be full of
+        policies that a restarted replica lacks."""
+        rollout = self._backend.rollout
+        return sorted(rollout.held_policies) if isinstance(rollout, FleetRollout) else [*loaded]
+
+    async def _make_pin_room(self, name: str, held: list[str]) -> None:
+        pinned = [one for one in held if self._is_pinned(one)]
         if len(pinned) < MAX_PINNED or name in pinned:
             return
         oldest = min(pinned, key=lambda one: self._pinned_at[one])
@@ -204,21 +213,23 @@ class PolicyLoader:
             raise PolicyRefused(
                 f"{len(pinned)} versions answer apps ({', '.join(pinned)}), which is the maximum."
             )
-        del self._pinned_at[oldest], loaded[oldest]
+        del self._pinned_at[oldest]
+        held.remove(oldest)
         await self._backend.rollout.unload_policy(oldest)
 
-    async def _make_room(self, all_loaded: Iterable[str], *, pinned: bool) -> None:
-        loaded = [name for name in all_loaded if not self._is_pinned(name)]
-        loaded.sort(key=self._last_request)
-        while len(loaded) > MAX_UNPINNED - (not pinned):
-            if self._clock() - self._last_request(loaded[0]) < IN_USE_S:
+    async def _make_room(self, held: Iterable[str], *, pinned: bool) -> None:
+        removable = [name for name in held if not self._is_pinned(name)]
+        removable.sort(key=self._last_request)
+        while len(removable) > MAX_UNPINNED - (not pinned):
+            if self._clock() - self._last_request(removable[0]) < IN_USE_S:
+                names = ", ".join(removable)
                 raise PolicyRefused(
-                    f"The engine holds {len(loaded)} versions beside the served weights, which is "
-                    f"the maximum, and all of them are in use ({', '.join(loaded)}): wait until "
+                    f"The engine holds {len(removable)} versions beside the served weights, which "
+                    f"is the maximum, and all of them are in use ({names}): wait until "
                     "the other evaluations have ended, or compare fewer versions.",
                     is_temporary=True,
                 )
-            await self._backend.rollout.unload_policy(loaded.pop(0))
+            await self._backend.rollout.unload_policy(removable.pop(0))
 
     def _last_request(self, name: str) -> float:
         return self._requested_at.get(name, -math.inf)

@@ -22,6 +22,7 @@ from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.engine_registry import open_backend
+from fakevllm_server.backends.process.rollout_trainer_pairs import remove_left_weights
 from fakevllm_server.config.cluster_check import check_job
 from fakevllm_server.config.memory_check import check_memory
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
@@ -61,7 +62,7 @@ from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.vocabulary_check import read_vocab_size
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.types.weight_versions import ABANDONED_PAUSE_S, WHOLE_CALLS_BOUND_S
+from fakevllm_server.types.weight_versions import WHOLE_CALLS_BOUND_S
 from fakevllm_server.web.open_run import OpenRun
 from fakevllm_server.web.stored_responses import StoredResponses
 
@@ -297,7 +298,9 @@ class ServerState:
         replicas, trainer = self._specs(job)
         model = await asyncio.to_thread(identify, trainer.model)
         vocab_size = await asyncio.to_thread(read_vocab_size, trainer.model)
-        backend = open_backend(replicas, trainer, self.config.weights_dir)
+        weights_dir = self.config.weights_dir
+        await asyncio.to_thread(remove_left_weights, trainer.run_dir, weights_dir)
+        backend = open_backend(replicas, trainer, weights_dir)
         identity = await self._open_run_of(job, model)
         self._model, self.vocab_size = model, vocab_size
         record = engine_start(self.config, job, model.model, model.fingerprint)
@@ -606,13 +609,14 @@ class ServerState:
             client = self.attached_engine()
             if self.engine.is_serving and (client is not failed or await client.is_healthy()):
                 if client is self.engine_client:
-                    if self.fleet is None:
+                    fleet = self.fleet
+                    if fleet is None:
                         return client
-                    replica = await self.fleet.client_for(affinity, failed)
+                    replica = await fleet.client_for(affinity, failed)
                     if replica is not None:
                         return replica
                     # All replicas are gone, and the training loop has not noticed it yet.
-                    await asyncio.sleep(ABANDONED_PAUSE_S)
+                    await fleet.wait_for_change(HEALTH_CHECK_INTERVAL_S)
                 continue
             timeout_s = HEALTH_CHECK_INTERVAL_S if client is failed else None
             with contextlib.suppress(TimeoutError):

@@ -77,12 +77,12 @@ def test_the_released_version_is_shown_once_a_decision_was_made() -> None:
 
 def test_each_replica_is_a_line() -> None:
     replicas = [
-        ReplicaStatus(name="replica-0", state="serving", version=3, running=2),
+        ReplicaStatus(name="replica-0", state="serving", version=3, running=2, waiting=1),
         ReplicaStatus(name="replica-1", state="loading", version=2),
     ]
     lines = rendered_text(replace(snapshot_at_work(), replicas=replicas), 100).splitlines()
     shown = [line for line in lines if "replica-" in line]
-    assert "replica-0: version 3, 2 running, serving" in shown[0]
+    assert "replica-0: version 3, 2 running, 1 waiting, serving" in shown[0]
     assert "replica-1: version 2, 0 running, loading" in shown[1]
 
 

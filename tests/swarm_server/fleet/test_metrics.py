@@ -6,13 +6,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.engine_metrics import EngineMetrics
+from fakevllm_server.fleet.engine_figures import (
+    PrefixCacheHits,
+    parse_num_waiting,
+    parse_prefix_cache,
+)
 from fakevllm_server.fleet.metrics import fleet_page
 from fakevllm_server.fleet.replica import ReplicaFigures
 from fakevllm_server.fleet.router import ReplicaState
 
 
 def figures(name: str, state: ReplicaState) -> ReplicaFigures:
-    return ReplicaFigures(name, state, 3, 2, 1, None, None)
+    return ReplicaFigures(name, state, 3, 2, 0, 1, None, None)
 
 
 def samples(page: bytes) -> dict[tuple[str, str], float]:
@@ -23,6 +28,20 @@ def samples(page: bytes) -> dict[tuple[str, str], float]:
         for sample in family.samples
         if sample.name.startswith(("vllm:generation", "fakevllm_", "vllm:num_requests_running"))
     }
+
+
+class CachingEngine(FakeEngine):
+    """A fake engine that reports a prefix cache."""
+
+    num_queried_tokens, num_reused_tokens = 8, 6
+
+
+def test_the_prefix_cache_and_the_queue_are_read_from_the_metrics_of_an_engine() -> None:
+    page = EngineMetrics(CachingEngine()).page()
+    assert parse_prefix_cache(page) == PrefixCacheHits(num_queried=8, num_hit=6)
+    assert parse_num_waiting(page) == 0
+    assert parse_prefix_cache(EngineMetrics(FakeEngine()).page()) is None
+    assert parse_num_waiting(b"") is None
 
 
 def test_each_sample_names_its_replica_and_each_metric_occurs_once() -> None:

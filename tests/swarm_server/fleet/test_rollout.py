@@ -10,10 +10,11 @@ import orjson
 import pytest
 from swarm_server.local_engines import LocalRollout
 
-from fakevllm_server.fleet import rollout
+from fakevllm_server.fleet import replica, rollout
 from fakevllm_server.fleet.rollout import FleetRollout
-from fakevllm_server.fleet.router import CallAffinity
+from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused, Endpoint
+from fakevllm_server.types.known_prompt import ProbeReply
 
 WAIT_S = 20.0
 NAMES = ("replica-0", "replica-1", "replica-2")
@@ -174,6 +175,43 @@ async def test_a_call_that_failed_goes_to_another_replica(replicas: Replicas) ->
     assert await replicas.fleet.client_for(call, failed) not in (failed, None)
 
 
+async def test_a_burst_of_failed_calls_begins_no_further_health_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "CHECK_INTERVAL_S", 60.0)
+    made = Replicas(tmp_path)
+    await made.fleet.launch()
+    call = CallAffinity("session")
+    failed = await made.fleet.client_for(call)
+    name = await made.chosen(call)
+    made.rollouts[name].num_slow_checks = 10
+    for _ in range(10):
+        assert await made.fleet.client_for(call, failed) is not failed
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert made.rollouts[name].num_slow_checks == 10, "no check has begun"
+    assert sorted(made.states) == ["serving", "serving", "suspect"]
+    await made.fleet.close()
+
+
+async def test_failed_calls_of_the_only_replica_wait_until_it_passes_its_next_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(rollout, "RECHECK_S", 60.0)
+    only = LocalRollout()
+    fleet = FleetRollout({"replica-0": only}, tmp_path / "kept")
+    await fleet.launch()
+    failed = await fleet.client_for()
+    only.num_slow_checks = 2
+    calls = [asyncio.create_task(fleet.client_for(NO_AFFINITY, failed)) for _ in range(20)]
+    async with asyncio.timeout(WAIT_S):
+        assert await asyncio.gather(*calls) == [failed] * 20
+    assert only.num_slow_checks == 0, "a failed check does not let a call go on"
+    assert fleet.figures[0].num_restarts == 0
+    await fleet.close()
+
+
 async def test_replicas_that_serve_different_models_are_refused(tmp_path: Path) -> None:
     class OtherModel(LocalRollout):
         async def launch(self) -> Endpoint:
@@ -237,6 +275,36 @@ async def test_each_replica_is_asked_for_the_known_prompt(replicas: Replicas) ->
     assert reply is not None
     first, second, third = (reply.by_replica[name].log_probs for name in NAMES)
     assert first == third != second
+
+
+async def test_the_replicas_are_asked_for_the_known_prompt_at_the_same_time(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_are_asked = asyncio.Barrier(len(NAMES))
+    probe = LocalRollout.probe
+
+    async def waiting(self: LocalRollout) -> ProbeReply | None:
+        await all_are_asked.wait()
+        return await probe(self)
+
+    monkeypatch.setattr(LocalRollout, "probe", waiting)
+    async with asyncio.timeout(WAIT_S):
+        reply = await replicas.fleet.probe()
+    assert reply is not None and set(reply.by_replica) == set(NAMES)
+
+
+async def test_a_replica_that_does_not_answer_the_known_prompt_is_taken_out(
+    replicas: Replicas,
+) -> None:
+    broken = replicas.rollouts["replica-0"]
+    broken.plan("probe", BackendError("vLLM did not respond"))
+    reply = await replicas.fleet.probe()
+    assert reply is not None and set(reply.by_replica) == {"replica-1", "replica-2"}
+    await replicas.until(lambda: broken.num_launched == 2)
+    broken.plan("probe", ActionFailed("it reports no log-probabilities"))
+    await replicas.until_all_serve()
+    with pytest.raises(ActionFailed, match="reports no log-probabilities"):
+        await replicas.fleet.probe()
 
 
 async def test_the_kept_weights_are_removed_with_the_fleet(replicas: Replicas) -> None:

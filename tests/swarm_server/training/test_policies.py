@@ -15,7 +15,9 @@ import pytest
 import pytest_asyncio
 from swarm_server.local_engines import LocalRollout, LocalTrainer
 
+from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
+from fakevllm_server.fleet.rollout import FleetRollout
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
@@ -25,13 +27,14 @@ from fakevllm_server.run.releases import Releases
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.policies import (
     IN_USE_S,
+    MAX_PINNED,
     MAX_UNPINNED,
     PINNED_S,
     STALE_PIN_S,
     PolicyLoader,
     PolicyRefused,
 )
-from fakevllm_server.types.backend import Endpoint, PolicyName, Trainer
+from fakevllm_server.types.backend import Endpoint, PolicyName, Rollout, Trainer
 from fakevllm_server.types.engine_spec import EngineSpec
 
 SERVED = 9
@@ -59,9 +62,9 @@ class LocalLoader(PolicyLoader):
 class Policies:
     """A loader with a rollout engine and a journal."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rollout: Rollout | None = None) -> None:
         self.served_version = SERVED
-        self.rollout = LocalRollout()
+        self.rollout = LocalRollout() if rollout is None else rollout
         self.journal = Journal(folder / "journal.sqlite")
         self.releases = Releases(self.journal, RunLog(self.journal))
         self.folder = folder / "checkpoints"
@@ -214,6 +217,32 @@ async def test_a_restarted_engine_gets_its_policies_again(policies: Policies) ->
     assert await policies.rollout.policies() == {}
     assert await policies.load(3) == "policy-3"
     assert await policies.rollout.policies() == {"policy-3": 3}
+
+
+async def test_policies_that_a_restarted_replica_lacks_make_room_on_the_other_replicas(
+    tmp_path: Path,
+) -> None:
+    replicas = {name: LocalRollout() for name in ("replica-0", "replica-1")}
+    fleet = FleetRollout(replicas, tmp_path / "kept")
+    policies = Policies(tmp_path, fleet)
+    await fleet.launch()
+    *versions, other = range(MAX_POLICIES + 1)
+    await policies.save(*versions[1:], other)
+    pinned, evaluated = versions[:MAX_PINNED], versions[MAX_PINNED:]
+    for version in pinned:
+        await policies.pin(version)
+    for version in evaluated:
+        await policies.load(version)
+    await replicas["replica-1"].launch()
+    policies.now_s += IN_USE_S - 1
+    for version in pinned:
+        await policies.pin(version)
+    policies.now_s += 1
+    assert await policies.load(other) == f"policy-{other}"
+    held = [set((await replica.policies()).values()) for replica in replicas.values()]
+    assert held == [{*pinned, *evaluated[1:], other}, {*pinned, other}]
+    await fleet.close()
+    policies.journal.close()
 
 
 async def test_a_pinned_version_stays_whatever_evaluations_load_and_unload(

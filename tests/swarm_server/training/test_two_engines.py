@@ -15,6 +15,8 @@ from fakevllm_server.backends.process import rollout_trainer_pairs
 from fakevllm_server.backends.process.rollout_trainer_pairs import (
     MEMORY,
     TwoProcesses,
+    kept_weights_folder,
+    remove_left_weights,
     weights_folder,
 )
 from fakevllm_server.training import loop, step, stop_and_restart
@@ -169,6 +171,20 @@ def test_each_run_has_its_own_weights_folder_which_is_in_memory_by_default(tmp_p
     assert one.parent == tmp_path
     in_memory = weights_folder(tmp_path, None).parent
     assert in_memory == (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))
+
+
+def test_the_weights_that_a_killed_server_has_left_are_removed_and_no_others(
+    tmp_path: Path,
+) -> None:
+    own, other = (weights_folder(tmp_path / name, tmp_path) for name in ("one", "other"))
+    in_memory = weights_folder(tmp_path / "one", None)
+    left = [own, kept_weights_folder(own), kept_weights_folder(in_memory)]
+    for folder in (*left, other):
+        folder.mkdir()
+        (folder / "weights").touch()
+    remove_left_weights(tmp_path / "one", tmp_path)
+    assert not any(folder.exists() for folder in left)
+    assert other.exists()
 
 
 async def test_a_rollout_engine_that_dies_while_the_trainer_is_down_is_noticed(

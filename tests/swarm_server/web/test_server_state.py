@@ -8,18 +8,35 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from swarm_server.local_engines import LocalRollout
 from typer.testing import CliRunner
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.cli.main import app
 from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.fleet.rollout import FleetRollout
+from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.journal import row_changes
 from fakevllm_server.journal.store import Journal
+from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.run.folder import RunFolder
+from fakevllm_server.web import server_state
 from fakevllm_server.web.app import create_app
 from fakevllm_server.web.server_state import ServerState
 from tests.swarm_server.journal.disk_faults import Disk
+
+
+class CountingFleet(FleetRollout):
+    """A fleet that counts how often calls ask for a replica."""
+
+    num_asked = 0
+
+    async def client_for(
+        self, call: CallAffinity = NO_AFFINITY, failed: EngineClient | None = None
+    ) -> EngineClient | None:
+        self.num_asked += 1
+        return await super().client_for(call, failed)
 
 
 async def start_engine(state: ServerState) -> None:
@@ -176,3 +193,27 @@ async def test_a_serving_server_stays_healthy_while_its_disk_is_full(
     assert (await http.get("/health")).status_code == 200
     assert "cannot be written" in (state.detail or "")
     disk.accept()
+
+
+async def test_a_call_waits_for_an_event_while_all_replicas_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_state, "HEALTH_CHECK_INTERVAL_S", 60.0)
+    state = ServerState(ServerConfig("fake", tmp_path))
+    replica = LocalRollout()
+    state.fleet = fleet = CountingFleet({"replica-0": replica}, tmp_path / "kept")
+    for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
+        state.engine.move(status, time.monotonic())
+    state.engine_client = EngineClient(await fleet.launch())
+    replica.may_launch.clear()
+    replica.die("it was killed")
+    await fleet.lost()
+    call = asyncio.create_task(state.wait_until_serving())
+    await asyncio.wait([call], timeout=0.3)
+    assert not call.done() and fleet.num_asked == 1
+    replica.may_launch.set()
+    async with asyncio.timeout(20):
+        assert await call is not None
+    assert fleet.num_asked == 2
+    await fleet.close()
+    await state.close()

@@ -215,6 +215,14 @@ class EmbeddedEngine:
     def num_waiting(self) -> int:
         return len(self._state.scheduler.waiting)
 
+    @property
+    def num_queried_tokens(self) -> int:
+        return self._state.prefixes.num_queried_tokens
+
+    @property
+    def num_reused_tokens(self) -> int:
+        return self._state.prefixes.num_reused_tokens
+
     def check(self, sampling: Sampling) -> None:
         check_ids(sampling, self._vocab_size)
         if sampling.grammar is not None:

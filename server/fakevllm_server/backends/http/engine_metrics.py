@@ -5,8 +5,9 @@ left out."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,6 +18,8 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fakevllm_server.backends.http.engine_wrapper import EngineWrapper
 from fakevllm_server.types.backend import TokenEngine
@@ -33,6 +36,21 @@ LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+
+
+@runtime_checkable
+class HasPrefixCache(Protocol):
+    """Interface of an engine with a cache of prompts' beginnings."""
+
+    @property
+    def num_queried_tokens(self) -> int:
+        """Number of prompt tokens that were looked up in the cache."""
+        ...
+
+    @property
+    def num_reused_tokens(self) -> int:
+        """Number of prompt tokens that were found in the cache."""
+        ...
 
 
 class EngineMetrics:
@@ -52,6 +70,8 @@ class EngineMetrics:
             "Number of requests waiting to be processed.",
             lambda: engine.num_waiting,
         )
+        if isinstance(engine, HasPrefixCache):
+            series.registry.register(_PrefixCacheCounters(engine, series.labels))
         self.prompt_tokens = series.counter("prompt_tokens", "Number of prefill tokens processed.")
         self.generation_tokens = series.counter(
             "generation_tokens", "Number of generation tokens processed."
@@ -88,29 +108,46 @@ class _Series:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self._labels = (model_name, "0")
+        self.labels = (model_name, "0")
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
         gauge = Gauge(f"vllm:{name}", help, LABELS, registry=self.registry)
-        gauge.labels(*self._labels).set_function(read)
+        gauge.labels(*self.labels).set_function(read)
 
     def counter(self, name: str, help: str) -> Counter:
         counter = Counter(f"vllm:{name}", help, LABELS, registry=self.registry)
-        return counter.labels(*self._labels)
+        return counter.labels(*self.labels)
 
     def counter_by_finish_reason(self, name: str, help: str) -> dict[str, Counter]:
         """Create one counter with the label `finished_reason`. Return a dict with the counter for
         each value of this label."""
         labels = (*LABELS, "finished_reason")
         counter = Counter(f"vllm:{name}", help, labels, registry=self.registry)
-        return {reason: counter.labels(*self._labels, reason) for reason in FINISH_REASONS}
+        return {reason: counter.labels(*self.labels, reason) for reason in FINISH_REASONS}
 
     def histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(f"vllm:{name}", help, LABELS, buckets=buckets, registry=self.registry)
-        return histogram.labels(*self._labels)
+        return histogram.labels(*self.labels)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _PrefixCacheCounters(Collector):
+    """Reads the counters of an engine's prefix cache whenever the metrics are read."""
+
+    def __init__(self, engine: HasPrefixCache, labels: Sequence[str]) -> None:
+        self._engine = engine
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        for name, help, value in (
+            ("queries", "Number of queried tokens.", self._engine.num_queried_tokens),
+            ("hits", "Number of cached tokens.", self._engine.num_reused_tokens),
+        ):
+            family = CounterMetricFamily(f"vllm:prefix_cache_{name}", help, labels=LABELS)
+            family.add_metric(self._labels, value)
+            yield family
 
 
 class MeasuredEngine(EngineWrapper):

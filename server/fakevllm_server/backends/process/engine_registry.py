@@ -13,6 +13,7 @@ from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.backends.process.rollout_trainer_pairs import (
     OneProcess,
     TwoProcesses,
+    kept_weights_folder,
     weights_folder,
 )
 from fakevllm_server.backends.vllm.rollout import VllmRollout
@@ -72,6 +73,6 @@ def _open_rollout(replicas: Sequence[EngineSpec], trainer: EngineSpec, folder: P
     }
     if len(rollouts) == 1:
         return rollouts["replica-0"]
-    kept = folder.with_name(f"{folder.name}-kept")
     # Only a trainer of the same engine renormalizes over the allowed token sets.
-    return FleetRollout(rollouts, kept, uses_allowed=replicas[0].engine == trainer.engine)
+    uses_allowed = replicas[0].engine == trainer.engine
+    return FleetRollout(rollouts, kept_weights_folder(folder), uses_allowed=uses_allowed)

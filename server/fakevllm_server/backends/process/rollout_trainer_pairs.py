@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import platform
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable
@@ -211,6 +212,24 @@ def weights_folder(run_dir: Path, root: Path | None) -> Path:
     if root is None:
         root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     return root.resolve() / f"fakevllm-weights-{run}"
+
+
+def kept_weights_folder(folder: Path) -> Path:
+    """Return the path of a fleet's copy of its current weights. `folder` is the folder for new
+    weights, which is beside the copy."""
+    return folder.with_name(f"{folder.name}-kept")
+
+
+def remove_left_weights(run_dir: Path, root: Path | None) -> None:
+    """Remove the weights of one run directory that a killed server has left, in `root` and in
+    memory. No engine of this run directory may be running.
+
+    The next server may use other folders than the killed server. If it has one engine that samples
+    and trains, it uses none.
+    """
+    for folder in {weights_folder(run_dir, root), weights_folder(run_dir, None)}:
+        for left in folder.parent.glob(f"{folder.name}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 async def _await_both(first: Awaitable[object], second: Awaitable[object]) -> None:

@@ -57,6 +57,9 @@ NUM_REPEATED_PROBES = 3
 """Number of further answers to the known prompt that an external vLLM must give. Each request has a
 connection of its own. If a load balancer divides the requests among two engines at random, the
 answers are those of one engine with a probability of 1/8."""
+NUM_RESUME_ROUNDS = 3
+"""Maximum number of times that each engine behind an external vLLM's address is looked for, if one
+of them is still paused."""
 MAX_FAILED_PUBLISHES = 3
 """Number of failed publishes (attempts to load new weights) in a row after which an external vLLM
 counts as unhealthy. The server then connects to this vLLM again and probes it again."""
@@ -130,6 +133,8 @@ class VllmRollout:
                 await load_from_folder(client, folder, version)
             except BackendError as failure:
                 raise await self._publish_failure(failure, folder) from None
+            if self._spec.url is not None:
+                await self._resume_all(client)
             self._new_weights_are_served()
 
     async def receive_weights(self, send: SendWeights, export: ExportWeights, version: int) -> None:
@@ -452,6 +457,19 @@ class VllmRollout:
     async def _resume_external(self, client: ControlClient) -> None:
         if not (await client.post("/resume")).is_ok:
             self._warn_paused()
+
+    async def _resume_all(self, client: ControlClient) -> None:
+        """Resume all engines at an external vLLM's address. If a load balancer has this address,
+        the pause and the resume may have reached different engines. Calls of an engine that stays
+        paused would wait for ever, and so would the probe that finds the load balancer. Each
+        request has a connection of its own, so a load balancer divides the requests."""
+        num_requests = 1 + NUM_REPEATED_PROBES
+        for _ in range(NUM_RESUME_ROUNDS):
+            if not any([await client.is_paused() for _ in range(num_requests)]):
+                return
+            for _ in range(num_requests):
+                await client.post("/resume")
+        self._warn_paused()
 
     def _warn_paused(self) -> None:
         log.warning(

@@ -94,6 +94,7 @@ def _replica(figures: ReplicaFigures) -> ReplicaStatus:
         state=figures.state.value,
         version=figures.version,
         running=figures.num_running,
+        waiting=figures.num_waiting,
         restarts=figures.num_restarts,
         prefix_hit_share=None if cache is None else cache.share,
         cause=figures.cause,

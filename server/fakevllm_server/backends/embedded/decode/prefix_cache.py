@@ -31,7 +31,10 @@ class PrefixCache:
     def __init__(self, max_tokens: int, whole_prompts: bool = False) -> None:
         self._tree = RadixTree[CachedPrefix](max_tokens, _split)
         self.whole_prompts = whole_prompts
+        self.num_queried_tokens = 0
+        """Number of tokens of all prompts that `get` has looked up."""
         self.num_reused_tokens = 0
+        """Number of these tokens that were in the cache."""
 
     @property
     def num_tokens(self) -> int:
@@ -50,6 +53,7 @@ class PrefixCache:
         key = array("i", ids)
         parts = self._tree.match(key, self._salt(key))
         left = self._rounded(len(key), sum(length for _, length in parts))
+        self.num_queried_tokens += len(key)
         self.num_reused_tokens += left
         taken: list[CachedPrefix] = []
         for prefix, length in parts:

@@ -273,6 +273,7 @@ def test_if_only_whole_prompts_are_reused_a_cached_prompt_gives_bit_equal_first_
         state.scheduler.add(one)
         run_dry(state)
     assert state.prefixes.num_reused_tokens == 99
+    assert state.prefixes.num_queried_tokens == 2 * 99
     assert [token.logprob for token in first.undelivered] == [
         token.logprob for token in again.undelivered
     ]

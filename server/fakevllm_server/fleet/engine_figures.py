@@ -1,4 +1,4 @@
-"""Reads the figures of an engine's prefix cache from its Prometheus metrics."""
+"""Reads the figures of an engine's queue and prefix cache from its Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 _QUERIES = b"vllm:prefix_cache_queries_total"
 _HITS = b"vllm:prefix_cache_hits_total"
+_WAITING = b"vllm:num_requests_waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,16 @@ def parse_prefix_cache(page: bytes) -> PrefixCacheHits | None:
     """
     queries, hits = _sum(page, _QUERIES), _sum(page, _HITS)
     return None if queries is None or hits is None else PrefixCacheHits(queries, hits)
+
+
+def parse_num_waiting(page: bytes) -> int | None:
+    r"""Return the number of calls in the engine's queue on a page of metrics. Return None if the
+    engine does not report it.
+
+    >>> parse_num_waiting(b'vllm:num_requests_waiting{engine="0"} 2.0\n')
+    2
+    """
+    return _sum(page, _WAITING)
 
 
 def _sum(page: bytes, metric: bytes) -> int | None:
