@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ class TransferSetup:
 
     run_dir: Path
     vllm: VllmRollout
-    trainers: list[AnyTrainer]
+    trainers: Sequence[AnyTrainer]
     endpoint: Endpoint
     version: int = 0
 
