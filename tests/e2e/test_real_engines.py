@@ -79,7 +79,10 @@ def test_with_vllm_every_variant_of_requests_is_trained_with_exact_tokens(stack:
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize(("trainer", "num_gpus"), [("embedded", 1), ("verl", 2)])
+@pytest.mark.parametrize(
+    ("trainer", "num_gpus"),
+    [("embedded", 1), pytest.param("verl", 2, marks=pytest.mark.long)],
+)
 def test_weights_are_sent_to_a_vllm_that_sleeps_during_each_step(
     tmp_path: Path, trainer: str, num_gpus: int
 ) -> None:
@@ -90,7 +93,7 @@ def test_weights_are_sent_to_a_vllm_that_sleeps_during_each_step(
     )
     with Processes(tmp_path) as started:
         stack = start_stack(started, "--config", str(tmp_path / "server.yaml"), trainer=trainer)
-        train(stack, FEW_STEPS)
+        train(stack, FEW_STEPS, fidelity=None if trainer == "verl" else 1.0)
         check_agreement(stack.server)
         log = (stack.server.folder / "engine.log").read_text()
         assert "it loads them from a folder" not in stack.server.log
@@ -105,10 +108,11 @@ def test_with_vllm_the_reward_rises_with_every_variant_of_requests(stack: VllmSt
     assert mean(means[-8:]) - mean(means[:4]) >= 0.2
 
 
-def train(stack: VllmStack, num_steps: int) -> list[float]:
+def train(stack: VllmStack, num_steps: int, fidelity: float | None = 1.0) -> list[float]:
     """Train on the demo's questions, and send requests of every variant meanwhile.
 
-    Return the mean reward of each of the `num_steps` steps.
+    Return the mean reward of each of the `num_steps` steps. `fidelity` is the expected
+    `token_fidelity` of each step, which the verl trainer does not measure.
     """
     asyncio.run(play_until_trained(stack.proxy, stack.server, num_steps))
     steps = read_step_entries(stack.server.folder)[:num_steps]
@@ -117,7 +121,7 @@ def train(stack: VllmStack, num_steps: int) -> list[float]:
     means = [entry["metrics"]["reward_mean"] for entry in steps]
     print(" ".join(f"{value:.2f}" for value in means))
     assert [entry["step"] for entry in steps] == list(range(1, num_steps + 1))
-    assert {entry["metrics"]["token_fidelity"] for entry in steps} == {1.0}
+    assert {entry["metrics"].get("token_fidelity") for entry in steps} == {fidelity}
     return means
 
 
