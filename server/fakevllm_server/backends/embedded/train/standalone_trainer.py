@@ -7,7 +7,7 @@ sampler cannot decode.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,13 +63,13 @@ class StandaloneTrainer:
         self._closing = True
 
     async def boot(self, job: TrainJob) -> str:
-        return await self._thread.run(lambda: self._trainer.boot(job))
+        return await self._run(lambda: self._trainer.boot(job))
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        return await self._thread.run(lambda: self._step(batch, loss))
+        return await self._run(lambda: self._drive(self._trainer.step(batch, loss)))
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        return await self._thread.run(lambda: self._drive(self._trainer.log_probs(calls, policy)))
+        return await self._run(lambda: self._drive(self._trainer.log_probs(calls, policy)))
 
     async def publish(self, version: int) -> None:
         raise BackendError("this process only trains: nothing samples in it")
@@ -78,31 +78,26 @@ class StandaloneTrainer:
         raise BackendError("this process only trains: nothing samples in it")
 
     async def send_weights(self, target: TransferTarget) -> None:
-        await self._thread.run(lambda: self._send_weights(target))
+        await self._run(lambda: self._send_weights(target))
 
     async def export(self, folder: Path) -> None:
         model = self._trainer.model
-        await self._thread.run(lambda: checkpoint.export(folder, model, self._dtype, self._folder))
+        await self._run(lambda: checkpoint.export(folder, model, self._dtype, self._folder))
 
     async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
-        await self._thread.run(lambda: checkpoint.export_adapters(folder, self._trainer, policy))
+        await self._run(lambda: checkpoint.export_adapters(folder, self._trainer, policy))
 
     async def save(self, folder: Path) -> None:
-        await self._thread.run(lambda: checkpoint.save(folder, self._trainer, self._rng))
+        await self._run(lambda: checkpoint.save(folder, self._trainer, self._rng))
 
     async def restore(self, folder: Path) -> None:
-        await self._thread.run(lambda: checkpoint.restore(folder, self._trainer, self._rng))
+        await self._run(lambda: checkpoint.restore(folder, self._trainer, self._rng))
 
     def _starting_weights(self) -> PreTrainedModel:
         return load_weights(self._folder, torch.float32, self._device)
 
-    def _step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        try:
-            return self._drive(self._trainer.step(batch, loss))
-        finally:
-            if self._device.type == "cuda":
-                # A vLLM on the same GPU can use what torch's allocator would keep for later.
-                torch.cuda.empty_cache()
+    async def _run(self, action: Callable[[], Result]) -> Result:
+        return await self._thread.run(lambda: _with_freed_cache(action))
 
     def _send_weights(self, target: TransferTarget) -> None:
         weights = MergedWeights(self._trainer.model)
@@ -117,3 +112,12 @@ class StandaloneTrainer:
                 return stop.value
         pieces.close()
         raise BackendError("the trainer is shutting down")
+
+
+def _with_freed_cache(action: Callable[[], Result]) -> Result:
+    """Run an action and return its result. Then free what torch's allocator keeps for later, also
+    after a failure. A vLLM on the same GPU needs the memory. Without CUDA, nothing is freed."""
+    try:
+        return action()
+    finally:
+        torch.cuda.empty_cache()
