@@ -52,9 +52,12 @@ JOB_ARGUMENTS = {
 }
 """Arguments of vLLM, each with the job setting that has the same meaning."""
 
-GPU_FLAGS = ("tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size")
-"""Arguments of vLLM that are factors of its number of GPUs."""
-SHORT_GPU_FLAGS = ("-tp", "-dp", "-pp")
+GPU_FLAGS = {
+    "-tp": "tensor-parallel-size",
+    "-dp": "data-parallel-size",
+    "-pp": "pipeline-parallel-size",
+}
+"""Arguments of vLLM that are factors of its number of GPUs, by their short flags."""
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for `--max-lora-rank`."""
@@ -270,9 +273,19 @@ def has_lora_flag(arguments: Sequence[str]) -> bool:
 
 def _has_several_gpus(spec: EngineSpec) -> bool:
     """Return True if the arguments of the user or of the job divide vLLM among several GPUs."""
-    short = [argument for argument in spec.extra_args if argument.startswith(SHORT_GPU_FLAGS)]
-    sizes = {**spec.job_args, **parse_flags(spec.extra_args)}
-    return bool(short) or any(sizes.get(name, "1") != "1" for name in GPU_FLAGS)
+    of_user = parse_flags([_with_long_gpu_flag(argument) for argument in spec.extra_args])
+    sizes = {**spec.job_args, **of_user}
+    return any(sizes.get(name, "1") != "1" for name in GPU_FLAGS.values())
+
+
+def _with_long_gpu_flag(argument: str) -> str:
+    """Return an argument with the long flag in place of a short flag in `GPU_FLAGS`.
+
+    >>> _with_long_gpu_flag("-tp=2")
+    '--tensor-parallel-size=2'
+    """
+    flag, has_value, value = argument.partition("=")
+    return f"--{GPU_FLAGS[flag]}{has_value}{value}" if flag in GPU_FLAGS else argument
 
 
 def _check_api_servers(arguments: Sequence[str]) -> None:

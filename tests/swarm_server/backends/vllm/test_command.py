@@ -221,6 +221,7 @@ def test_the_places_of_vllm_and_the_trainer_choose_the_weight_transfer_engine(
     [
         {"extra_args": ["--tensor-parallel-size=2"]},
         {"extra_args": ["-tp", "2"]},
+        {"extra_args": ["-pp=2"]},
         {"job_args": {"tensor-parallel-size": "2"}},
     ],
     ids=str,
@@ -232,6 +233,17 @@ def test_weights_are_not_sent_to_several_gpus_of_which_some_train(division: Any)
     serve_command(spec, CPU, Path("s"), None)
     serve_command(replace(spec, shares_gpu=False), GPU, Path("s"), None)
     serve_command(replace(spec, weight_transport="folder"), GPU, Path("s"), None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-tp", "1"], ["-tp=1"], ["-dp=1", "-pp", "1"], ["-dpa", "10.0.0.1"], ["-tp", "2", "-tp=1"]],
+    ids=str,
+)
+def test_weights_are_sent_to_a_vllm_with_short_flags_for_one_gpu(arguments: list[str]) -> None:
+    division: Any = {"extra_args": arguments, "job_args": {"tensor-parallel-size": "1"}}
+    spec = EngineSpec("vllm", Path("."), "m", "s", weight_transport="vllm", **division)
+    assert "--weight-transfer-config" in serve_command(spec, GPU, Path("s"), None)
 
 
 def test_only_a_vllm_that_maps_memory_of_the_gpu_may_unpickle() -> None:
