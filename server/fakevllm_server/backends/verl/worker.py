@@ -202,6 +202,9 @@ class PolicyWorker(TinkerTrainingWorker):
         try:
             with engine.eval_mode(), torch.no_grad():
                 self._reshard()
+                # verl may still be copying the shards to the GPU, on the default stream. vLLM's
+                # code for NCCL reads them on other streams.
+                get_torch_device().synchronize()
                 yield
         finally:
             self.free_cache()
