@@ -27,6 +27,7 @@ class GatheredWeights:
         self._weights = weights
         self._iteration = self._gather_all()
         self._has_gathered_all = False
+        self._failure: Exception | None = None
 
     def metadata(self) -> list[WeightMetadata]:
         return [
@@ -39,16 +40,23 @@ class GatheredWeights:
         return self._iteration
 
     def gather_rest(self) -> None:
-        """Gather the weights that have not been read, and discard them. Raise RuntimeError if a
-        gathering failed on this worker, which then does not know where the others are."""
+        """Gather the weights that have not been read, and discard them. If a gathering has failed
+        on this worker, raise its error, because the worker does not know where the others are."""
         for _ in self._iteration:
             pass
+        if self._failure is not None:
+            raise self._failure
         if not self._has_gathered_all:
-            raise RuntimeError("a weight could not be gathered from all workers")
+            raise RuntimeError("the weights were not gathered to the end")
 
     def _gather_all(self) -> Iterator[tuple[str, Tensor]]:
-        for name in self._weights:
-            yield from self._weights.split(name, gather(self._weights.read(name)))
+        try:
+            for name in self._weights:
+                yield from self._weights.split(name, gather(self._weights.read(name)))
+        # Kept, because the code that sends may hide it behind an error of its own.
+        except Exception as error:
+            self._failure = error
+            raise
         self._has_gathered_all = True
 
 
@@ -68,7 +76,6 @@ def send_together(
         # Isolated: the other workers go on to gather weights, and wait for this worker.
         except Exception as error:
             failure = _describe(error)
-            weights.gather_rest()
     weights.gather_rest()
     return failure
 
