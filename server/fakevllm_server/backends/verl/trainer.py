@@ -269,10 +269,22 @@ class VerlTrainer:
         vLLM on the same GPUs needs the memory when it wakes up. Workers that are lost cannot."""
         try:
             yield
-        except BackendError:
-            self._workers.free_cache()
+        except WorkersLost:
             raise
-        self._workers.free_cache()
+        # Raised again, after the cache is freed.
+        except Exception:
+            self._free_cache()
+            raise
+        self._free_cache()
+
+    def _free_cache(self) -> None:
+        """Let the workers free torch's cache. If they cannot, print a line. Raise WorkersLost if
+        they are lost."""
+        try:
+            self._workers.free_cache()
+        # Isolated: the outcome of the step does not depend on the memory that is free after it.
+        except BackendError as error:
+            print(f"the worker could not free torch's cache: {error}", file=sys.stderr, flush=True)
 
     def _first_pass(self, step: StepRows, *, is_first: bool) -> RowValues:
         """Return the values from which the loss of a mini-batch follows. If no row depends on

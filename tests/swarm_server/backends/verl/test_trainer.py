@@ -21,17 +21,21 @@ if TYPE_CHECKING:
 
 JOB = TrainJob(ppo_epochs=2)
 BATCH = Batch(1, [Call("g", [5, 6], [7], [-1.0], 0, 1.0, 1.0, 1.0)])
+OUT_OF_MEMORY = BackendError("out of memory")
 
 
 class FailingWorkers:
-    """A group of one worker without a model. The request number `at` fails, and none with 0."""
+    """A group of one worker without a model. The request number `at` fails with `error`, and none
+    with 0. If `frees` is false, freeing the cache fails, too."""
 
     num_workers = 1
 
-    def __init__(self, *, at: int) -> None:
+    def __init__(self, *, at: int, error: Exception = OUT_OF_MEMORY, frees: bool = True) -> None:
         self.requests: list[str] = []
         self.num_freed = 0
         self._at = at
+        self._error = error
+        self._frees = frees
 
     def set_grad_clip(self, grad_clip: float) -> None: ...
 
@@ -40,6 +44,8 @@ class FailingWorkers:
 
     def free_cache(self) -> None:
         self.num_freed += 1
+        if not self._frees:
+            raise BackendError("nothing can be freed")
 
     def drop_gradients(self) -> None:
         self._request("drop")
@@ -66,7 +72,7 @@ class FailingWorkers:
     def _request(self, name: str) -> None:
         self.requests.append(name)
         if len(self.requests) == self._at:
-            raise BackendError("out of memory")
+            raise self._error
 
 
 def _trainer(workers: Any, **settings: Any) -> VerlTrainer:
@@ -100,6 +106,48 @@ async def test_a_failed_step_is_partial_only_after_an_update_has_begun(
     assert isinstance(failed.value, PartialStep) is is_partial
     assert workers.requests == requests
     assert workers.num_freed == 1, "a vLLM on the same GPU wakes up after a failed step, too"
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+async def test_a_step_succeeds_although_the_cache_cannot_be_freed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer = _trainer(FailingWorkers(at=0, frees=False))
+    await trainer.boot(JOB)
+
+    metrics = await trainer.step(BATCH, LossSpec.of(JOB))
+
+    assert metrics["grad_norm"] == 1.0
+    assert "could not free torch's cache: nothing can be freed" in capsys.readouterr().err
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("frees", [True, False])
+@pytest.mark.parametrize("kind", [BackendError, RuntimeError])
+async def test_the_cache_is_freed_after_any_error_of_a_step_which_stays_visible(
+    kind: type[Exception], frees: bool
+) -> None:
+    workers = FailingWorkers(at=2, error=kind("raised by the test"), frees=frees)
+    trainer = _trainer(workers)
+    await trainer.boot(JOB)
+
+    with pytest.raises(kind, match=r"^raised by the test$"):
+        await trainer.step(BATCH, LossSpec.of(JOB))
+
+    assert workers.num_freed == 1
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+def test_lost_workers_are_not_asked_to_free_their_cache() -> None:
+    from fakevllm_server.backends.verl.worker_group import WorkersLost
+
+    workers = FailingWorkers(at=0)
+    with pytest.raises(WorkersLost), _trainer(workers)._freed_cache():
+        raise WorkersLost("raised by the test")
+    assert workers.num_freed == 0
 
 
 @pytest.mark.real
