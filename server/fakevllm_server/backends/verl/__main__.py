@@ -241,7 +241,8 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=COLLECTIVE_TIMEOUT_S,
         metavar="SECONDS",
-        help="maximum time that a worker waits for another worker; default: %(default)g",
+        help="maximum time that a worker waits for another worker; at least 660 while the "
+        "workers send weights to vLLM; default: %(default)g",
     )
     parser.add_argument(
         "--micro-batch-tokens",

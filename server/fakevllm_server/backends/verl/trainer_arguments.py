@@ -13,10 +13,16 @@ from typing import Any
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.training.lora_settings import LoraSettings
+from fakevllm_server.backends.weight_transfer.socket_client import ROUTE_TIMEOUT_S
 
 COLLECTIVE_TIMEOUT_S = 600.0
 """Maximum seconds that a worker waits for another worker by default. Without this limit, a frozen
 worker stops training for hours."""
+
+MIN_SEND_TIMEOUT_S = 2 * ROUTE_TIMEOUT_S + 60.0
+"""Minimum of this limit while the weights are sent to vLLM. The worker that sends waits for two
+answers of vLLM in a row before the first weight is gathered, and after the last one. The rest is
+for packing a chunk."""
 
 STATE_FOLDER = "state"
 """Folder with the weights and the optimizer's state in a checkpoint, in torch's distributed
@@ -51,6 +57,15 @@ def arguments_for_job(job: TrainJob) -> list[str]:
     if job.gradient_checkpointing:
         arguments.append("--gradient-checkpointing")
     return arguments
+
+
+def send_timeout_s(collective_timeout_s: float) -> float:
+    """Return the maximum seconds that a worker waits for the worker that sends weights to vLLM.
+
+    >>> send_timeout_s(30.0), send_timeout_s(1800.0)
+    (660.0, 1800.0)
+    """
+    return max(collective_timeout_s, MIN_SEND_TIMEOUT_S)
 
 
 def arguments_for_checkpoint(checkpoint: Path) -> list[str]:

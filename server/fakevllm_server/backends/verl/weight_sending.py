@@ -7,9 +7,14 @@ take part in the gathering only. No worker has more than one chunk and one weigh
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 
 from torch import Tensor
+from torch.distributed.distributed_c10d import (
+    _set_pg_timeout,  # pyright: ignore[reportPrivateUsage] - torch has no public function for it
+)
 
 from fakevllm_server.backends.verl.weight_export import FolderWeights, gather
 from fakevllm_server.backends.weight_transfer.weight_source import WeightMetadata, WeightSource
@@ -78,6 +83,17 @@ def send_together(
             failure = _describe(error)
     weights.gather_rest()
     return failure
+
+
+@contextmanager
+def changed_timeout(timeout_s: float, *, usual_s: float) -> Generator[None]:
+    """Let a worker wait for another one for at most `timeout_s` seconds within the `with` block,
+    and for `usual_s` seconds afterwards. All workers must call this function together."""
+    _set_pg_timeout(timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        _set_pg_timeout(timedelta(seconds=usual_s))
 
 
 def _describe(error: Exception) -> str:

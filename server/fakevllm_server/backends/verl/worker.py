@@ -31,9 +31,13 @@ from fakevllm_server.backends.embedded.weights import adapters_of
 from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.backends.verl.checkpoint_state import WorkerState
 from fakevllm_server.backends.verl.forest_engine import ForestEngine
-from fakevllm_server.backends.verl.trainer_arguments import COLLECTIVE_TIMEOUT_S
+from fakevllm_server.backends.verl.trainer_arguments import COLLECTIVE_TIMEOUT_S, send_timeout_s
 from fakevllm_server.backends.verl.weight_export import FolderWeights, gather, write_weights
-from fakevllm_server.backends.verl.weight_sending import GatheredWeights, send_together
+from fakevllm_server.backends.verl.weight_sending import (
+    GatheredWeights,
+    changed_timeout,
+    send_together,
+)
 from fakevllm_server.backends.weight_transfer.sender import Sender
 from fakevllm_server.backends.weight_transfer.weight_source import WeightSource, check_names
 from fakevllm_server.types.backend import PolicyName
@@ -71,6 +75,7 @@ class PolicyWorker(TinkerTrainingWorker):
         engine._build_lora_module = self._insert_adapters
         self._reference: list[Tensor] | None = None
         self._sender = Sender()
+        self._collective_timeout_s = collective_timeout_s
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def process_id(self) -> int:
@@ -145,7 +150,8 @@ class PolicyWorker(TinkerTrainingWorker):
             check_names((one.name for one in source.metadata()), folder)
             self._sender.send(source, target)
 
-        with self._on_device():
+        usual_s = self._collective_timeout_s
+        with self._on_device(), changed_timeout(send_timeout_s(usual_s), usual_s=usual_s):
             weights = GatheredWeights(FolderWeights(self._module, dtype))
             return send_together(weights, send if self.rank == sender else None)
 

@@ -21,7 +21,7 @@ from fakevllm_server.backends.torch_forest.attention.registry import (
 )
 from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.backends.verl.cluster import LOOPBACK
-from fakevllm_server.backends.verl.trainer_arguments import COLLECTIVE_TIMEOUT_S
+from fakevllm_server.backends.verl.trainer_arguments import COLLECTIVE_TIMEOUT_S, send_timeout_s
 from fakevllm_server.backends.verl.worker import PolicyWorker
 from fakevllm_server.backends.verl.worker_loss import worker_loss
 from fakevllm_server.backends.verl.worker_placement import first_worker
@@ -141,7 +141,9 @@ class WorkerGroup:
         if self._sender is None:
             gpus = self._call_all("gpu")
             self._sender = first_worker(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return self._call_all("send_weights", target, dtype, folder, self._sender)[self._sender]
+        arguments = (target, dtype, folder, self._sender)
+        futures = self._group.execute_all_async("send_weights", *arguments)
+        return self._wait(futures, send_timeout_s(self._collective_timeout_s))[self._sender]
 
     def free_cache(self) -> None:
         """Give the memory that the workers keep for later back to their GPUs."""
@@ -160,10 +162,13 @@ class WorkerGroup:
     def _call_all(self, method: str, *arguments: object) -> list[Any]:
         return self._wait(self._group.execute_all_async(method, *arguments))
 
-    def _wait(self, futures: Sequence[ray.ObjectRef]) -> list[Any]:
+    def _wait(
+        self, futures: Sequence[ray.ObjectRef], frozen_after_s: float | None = None
+    ) -> list[Any]:
         """Wait for a call on all ranks, and return the results of all ranks. If the call fails on
         one rank, raise the error at once, because the other ranks would wait for this rank. If a
-        rank does not return although another one has, it is frozen, and counts as lost."""
+        rank does not return for `frozen_after_s` seconds although another one has, it is frozen,
+        and counts as lost. The default is the limit for collective operations."""
         waiting, timeout_s = list(futures), None
         try:
             while waiting:
@@ -174,7 +179,7 @@ class WorkerGroup:
                         f"{timeout_s:g} s"
                     )
                 ray.get(done)
-                timeout_s = self._collective_timeout_s
+                timeout_s = frozen_after_s or self._collective_timeout_s
             return ray.get(list(futures))
         except RayTaskError as error:
             if self.num_workers > 1:

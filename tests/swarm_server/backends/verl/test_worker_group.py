@@ -1,0 +1,49 @@
+"""How long the trainer waits for a worker after another one has answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fakevllm_server.types.weight_transfer import JSON, TransferTarget
+
+pytestmark = [pytest.mark.real]
+
+TARGET = TransferTarget("nowhere", JSON)
+
+
+class TwoWorkers:
+    """Two workers of Ray without processes. The first one answers each call, and the second one
+    none."""
+
+    def execute_all_async(self, method: str, *arguments: object) -> list[str]:
+        return ["first", "second"]
+
+
+def wait(futures: list[str], timeout: float | None) -> tuple[list[str], list[str]]:
+    """Answer as `ray.wait` does after `timeout` seconds, without waiting."""
+    return [one for one in futures if one == "first"], [one for one in futures if one == "second"]
+
+
+# Importing verl and Ray emits warnings about their own code.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("timeout_s", "limit"), [(30.0, "660 s"), (900.0, "900 s")])
+def test_a_worker_that_sends_may_wait_for_two_answers_of_vllm(
+    timeout_s: float, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fakevllm_server.backends.verl import worker_group
+
+    workers = worker_group.WorkerGroup.__new__(worker_group.WorkerGroup)
+    own: Any = workers
+    own.num_workers, own._sender, own._group = 2, 0, TwoWorkers()
+    own._collective_timeout_s = timeout_s
+    monkeypatch.setattr(worker_group.ray, "wait", wait)
+    monkeypatch.setattr(worker_group.ray, "get", lambda futures: futures)
+
+    with pytest.raises(worker_group.WorkersLost, match=f"1 of 2 workers .* for {limit}$"):
+        workers.send_weights(TARGET, torch.float32, Path("nowhere"))
+    with pytest.raises(worker_group.WorkersLost, match=f"for {timeout_s:g} s$"):
+        workers.free_cache()
