@@ -26,6 +26,9 @@ TITLE = "checkpoint_accuracy"
 MAX_TOKENS = 24
 """The longest right answer has less than half as many tokens."""
 
+TIED = {"lm_head.weight"}
+"""Weights that are also other weights, and that a checkpoint may lack."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
@@ -44,7 +47,9 @@ def main() -> None:
     for run_dir in args.run_dirs:
         shares: list[float] = []
         for step, weights in read_checkpoints(run_dir):
-            model.load_state_dict(weights, strict=False)
+            found = model.load_state_dict(weights, strict=False)
+            if found.unexpected_keys or set(found.missing_keys) - TIED:
+                raise SystemExit(f"{run_dir}: step {step} has no whole weights of the demo's model")
             shares.append(right_share(model, tokenizer, args.samples))
             print(f"{run_dir.name}, step {step}: {shares[-1]:.3f}")
         row = [run_dir.name, str(len(shares)), f"{fmean(shares):.3f}", f"{shares[-1]:.3f}"]

@@ -329,8 +329,9 @@ async def test_a_client_that_disconnects_frees_the_engine(rig: Rig) -> None:
     calls = [
         asyncio.create_task(rig.capture(fields | {"stream": True}, answer)) for answer in answers
     ]
-    for answer in answers:
-        await answer.begun.wait()
+    async with asyncio.timeout(60):
+        for answer in answers:
+            await answer.begun.wait()
     for call in calls:
         call.cancel()
     ends = await asyncio.gather(*calls, return_exceptions=True)

@@ -218,8 +218,8 @@ class ReplicaStatus(BaseModel):
     running: int = 0
     """Number of calls that the replica answers now."""
     waiting: int | None = None
-    """Number of these calls that wait in the replica's queue. None if the engine does not report
-    it."""
+    """Number of samples in the replica's queue, at most two seconds ago. A call for several
+    siblings is several samples. None if the engine does not report it."""
     restarts: int = 0
     """Number of times that the replica was taken out and started again."""
     prefix_hit_share: float | None = None

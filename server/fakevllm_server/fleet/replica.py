@@ -30,8 +30,8 @@ class ReplicaFigures:
     """Version of the weights that the replica serves."""
     num_running: int
     num_waiting: int | None
-    """Number of running calls that wait in the engine's queue. None if the engine does not report
-    it."""
+    """Number of samples in the engine's queue, when its metrics were read. None if the engine does
+    not report it."""
     num_restarts: int
     prefix_cache: PrefixCacheHits | None
     """None if the engine does not report its prefix cache."""
@@ -114,7 +114,11 @@ class Replica:
         endpoint = await self.rollout.launch()
         reports = endpoint.reports_allowed and self._uses_allowed
         client = EngineClient(replace(endpoint, reports_allowed=reports))
-        await client.fetch_version()
+        try:
+            await client.fetch_version()
+        except BaseException:  # the fleet may be closed meanwhile
+            await client.close()
+            raise
         self.client = client
         self.is_suspect, self.policies, self._num_waiting = False, frozenset(), None
         self._condemned = asyncio.get_running_loop().create_future()

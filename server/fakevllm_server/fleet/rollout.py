@@ -235,20 +235,25 @@ class FleetRollout:
     async def probe(self) -> ProbeReply | None:
         """Return the log-probabilities of the known prompt from each running replica. The replicas
         are asked at the same time. Return None if the engine cannot report them. Raises
-        ActionFailed if a replica refuses. A replica that does not answer is taken out. Raises
-        BackendError if no replica is left."""
-        asked = self._running
+        ActionFailed if a healthy replica refuses. A replica that does not answer is taken out.
+        Raises BackendError if no replica is left."""
+        replicas = [(replica, replica.client) for replica in self._running]
         outcomes = await asyncio.gather(
-            *(replica.rollout.probe() for replica in asked), return_exceptions=True
+            *(replica.rollout.probe() for replica, _ in replicas), return_exceptions=True
         )
         replies: dict[str, ProbeReply] = {}
-        for replica, outcome in zip(asked, outcomes, strict=True):
+        refusal: BaseException | None = None
+        for (replica, client), outcome in zip(replicas, outcomes, strict=True):
             if isinstance(outcome, ProbeReply):
                 replies[replica.name] = outcome
-            elif isinstance(outcome, BackendError) and not isinstance(outcome, ActionFailed):
+            elif outcome is None or replica.client is not client:  # it was restarted meanwhile
+                continue
+            elif isinstance(outcome, BackendError) and not await _refuses(replica, outcome):
                 replica.condemn(str(outcome))  # isolated: the other replicas go on
-            elif outcome is not None:
-                raise outcome
+            else:
+                refusal = refusal or outcome
+        if refusal is not None:
+            raise refusal
         if not self._running:
             raise BackendError("no replica has answered the known prompt")
         first = next(iter(replies.values()), None)
@@ -479,3 +484,9 @@ class _ServedModel:
                     "version of the engine"
                 )
         return None
+
+
+async def _refuses(replica: Replica, failure: BackendError) -> bool:
+    """Return True if a request failed because the engine refuses it, and False if the engine is
+    gone or hangs. An engine that dies during a request also looks as if it refused."""
+    return isinstance(failure, ActionFailed) and await replica.rollout.health()

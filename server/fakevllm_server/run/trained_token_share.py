@@ -79,6 +79,25 @@ def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float
     }
 
 
+def without_calls(
+    metrics: Mapping[str, float], lost: Sequence[Call], groups: Sequence[FinishedGroup]
+) -> dict[str, float]:
+    """Return the coverage metrics of a step that has stopped before it trained the calls `lost`,
+    because a value was not finite. `metrics` are those that the step would have otherwise."""
+    samples = {group.group_id for group in groups if group.is_sample}
+    num_lost = sum(call.num_trained for call in lost if call.group_id not in samples)
+    num_of_samples = sum(call.num_trained for call in lost if call.group_id in samples)
+    num_trained = metrics["tokens_trained"] - num_lost
+    changed = {
+        "tokens_trained": num_trained,
+        "untrained_tokens_not_finite": float(num_lost),
+        "sample_coverage": share(num_trained, metrics["tokens_eligible"]),
+    }
+    if "feedback_tokens" in metrics:
+        changed["feedback_tokens"] = metrics["feedback_tokens"] - num_of_samples
+    return {**metrics, **changed}
+
+
 def untrainable_reason(call: RecordedCall) -> str | None:
     """Return a short name for the reason why a call must not be trained on. The name is used in a
     metric's name. Return None if the call may be trained on.

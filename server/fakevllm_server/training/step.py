@@ -28,6 +28,7 @@ from fakevllm_server.training.session_branches import branch_metrics
 from fakevllm_server.training.step_log import DROPPED, formatted, not_finite, step_line
 from fakevllm_server.training.step_plan import PlannedStep, plan_step, with_excluded_counts
 from fakevllm_server.training.stop_and_restart import MismatchStop
+from fakevllm_server.training.stopped_step import untrained_groups, without_groups
 from fakevllm_server.types.backend import ActionFailed, LossSpec, StepMetrics, Trainer
 from fakevllm_server.types.calls import FinishedGroup
 from fakevllm_server.types.crash_points import crash_point
@@ -232,7 +233,9 @@ class StepRunner:
         plan, coverage_metrics = await asyncio.to_thread(self._plan, batch, penalties)
         branches = asyncio.create_task(asyncio.to_thread(self._branch_metrics, groups))
         try:
-            metrics = await self._update(plan)
+            metrics, untrained = await self._update(plan)
+            if untrained:
+                plan, coverage_metrics = without_groups(plan, coverage_metrics, untrained, groups)
             metrics = coverage_metrics | await branches | metrics
         finally:
             branches.cancel()
@@ -282,20 +285,22 @@ class StepRunner:
         ages = staleness_metrics(plan.calls, batch.version)
         return plan, ages | _coverage(plan, batch.groups)
 
-    async def _update(self, plan: PlannedStep) -> StepMetrics:
-        """Update the weights, and return the metrics of the update. If the effective sample size of
-        the step's logged groups (groups of an earlier run) is too low, make no update."""
+    async def _update(self, plan: PlannedStep) -> tuple[StepMetrics, frozenset[str]]:
+        """Update the weights. Return the metrics of the update, and the ids of the groups that were
+        not trained because the step stopped half way. If the effective sample size of the step's
+        logged groups (groups of an earlier run) is too low, make no update."""
         # Converted to StepFailed: no weight has changed, and these groups seem to be the cause.
         try:
             weighed = await weigh_logged_calls(self._trainer, plan.batch, self._job)
         except (ActionFailed, ValueError) as failure:
             raise StepFailed(str(failure)) from failure
         if weighed.is_below(self._job):
-            return {**weighed.metrics, **NO_UPDATE, "low_ess": 1.0}
+            return {**weighed.metrics, **NO_UPDATE, "low_ess": 1.0}, frozenset()
         self.is_in_sync = False
         try:
             metrics = await self._trainer.step(weighed.batch, LossSpec.of(self._job))
-            return weighed.metrics | metrics
+            untrained = untrained_groups(weighed.batch, self._job.mini_batch_num, metrics)
+            return weighed.metrics | metrics, untrained
         # No weight has changed: a step that fails half way raises a plain BackendError.
         except ActionFailed as failure:
             self.is_in_sync = True

@@ -307,6 +307,36 @@ async def test_a_replica_that_does_not_answer_the_known_prompt_is_taken_out(
         await replicas.fleet.probe()
 
 
+async def test_a_replica_that_dies_while_it_is_asked_for_the_known_prompt_is_taken_out(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's rollout cannot tell a lost connection from a refusal."""
+    dying, failing = replicas.rollouts["replica-0"], replicas.rollouts["replica-1"]
+    monkeypatch.setattr(dying, "health", _is_dead)
+    dying.plan("probe", ActionFailed("ServerDisconnectedError"))
+    failing.plan("probe", BackendError("vLLM did not respond"))
+    reply = await replicas.fleet.probe()
+    monkeypatch.undo()
+
+    assert reply is not None and set(reply.by_replica) == {"replica-2"}
+    await replicas.until(lambda: dying.num_launched == failing.num_launched == 2)
+
+
+async def test_a_refusal_does_not_hide_that_another_replica_does_not_answer(
+    replicas: Replicas,
+) -> None:
+    replicas.rollouts["replica-0"].plan("probe", ActionFailed("it reports no log-probabilities"))
+    failing = replicas.rollouts["replica-1"]
+    failing.plan("probe", BackendError("vLLM did not respond"))
+    with pytest.raises(ActionFailed, match="reports no log-probabilities"):
+        await replicas.fleet.probe()
+    await replicas.until(lambda: failing.num_launched == 2)
+
+
+async def _is_dead() -> bool:
+    return False
+
+
 async def test_the_kept_weights_are_removed_with_the_fleet(replicas: Replicas) -> None:
     await replicas.publish(1)
     kept = replicas.new_weights.parent / "kept"

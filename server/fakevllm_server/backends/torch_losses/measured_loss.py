@@ -51,8 +51,9 @@ class MeasuredLoss(NamedTuple):
 
 
 def needs_entropy(spec: LossSpec, *, is_first: bool) -> bool:
-    """Return True if an epoch of a step needs the entropy of each token, for the loss or for the
-    metrics. `is_first` is true for the step's first epoch."""
+    """Return True if an update of a step needs the entropy of each token, for the loss or for the
+    metrics. `is_first` is true for the step's first update, if it measures what is compared before
+    it."""
     return spec.has_policy_loss and (is_first or spec.entropy_coeff != 0)
 
 
@@ -70,9 +71,9 @@ def measured_loss(
 
     `log_prob` and `entropy` have a value for each token of `tokens` (shape [tokens]), computed with
     the current weights. `is_equal_version` is True for tokens of calls that were sampled entirely
-    with the current weights. `is_first` is true for the step's first epoch, before any update. In
-    the first epoch, the metrics include the differences between the trainer's and the rollout
-    engine's log-probabilities. These differences are left out if `entropy` is None.
+    with the current weights. `is_first` is true for the step's first update, if it measures what
+    is compared before it. Its metrics then include the differences between the trainer's and the
+    rollout engine's log-probabilities. These differences are left out if `entropy` is None.
     """
     loss, parts = step_loss(log_prob, tokens, spec, entropy if spec.entropy_coeff != 0 else None)
     metrics = {name: value.item() for name, value in parts.items()}

@@ -13,6 +13,8 @@ TOKEN_MEANS = frozenset(
 """Metrics of an update that are means over the tokens of its mini-batch. The mean over several
 mini-batches weights each of them by its share of the step's tokens. All other metrics of updates
 are averaged without weights."""
+UPDATES_MADE = "updates_made"
+"""Metric of a step that stopped after its first update: the number of updates that it has made."""
 
 
 class StepUpdates:
@@ -25,9 +27,10 @@ class StepUpdates:
         self._metrics: list[StepMetrics] = []
         self._shares: list[float] = []
         self.num_made = 0
+        """Number of updates that were made."""
 
     @property
-    def measures(self) -> bool:
+    def next_measures(self) -> bool:
         """Whether the next update is the step's first, and measures what is compared before it."""
         return self._measured is None and not self._metrics
 
@@ -49,7 +52,9 @@ class StepUpdates:
     @property
     def metrics_of_stopped_step(self) -> StepMetrics:
         """The metrics of a step that makes no further update, because a value is not finite."""
-        return self.metrics | (NO_UPDATE if self.num_made == 0 else {"skipped": 1.0})
+        if self.num_made == 0:
+            return self.metrics | NO_UPDATE
+        return self.metrics | {"skipped": 1.0, UPDATES_MADE: float(self.num_made)}
 
 
 def mean_of_updates(

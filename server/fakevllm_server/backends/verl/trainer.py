@@ -222,7 +222,7 @@ class VerlTrainer:
         updates = StepUpdates(measured)
         old = None
         for part in list(parts) * job.ppo_epochs:
-            is_first = updates.measures
+            is_first = updates.next_measures
             if old is not None:
                 part = part.with_log_probs(old=old)
             values = self._first_pass(part, is_first=is_first)

@@ -57,6 +57,9 @@ NUM_REPEATED_PROBES = 3
 """Number of further answers to the known prompt that an external vLLM must give. Each request has a
 connection of its own. If a load balancer divides the requests among two engines at random, the
 answers are those of one engine with a probability of 1/8."""
+NUM_RESUME_REQUESTS = 16
+"""Number of requests in each of these rounds. Of four vLLMs among which a load balancer divides
+requests at random, 16 requests miss one with a probability of 1 %."""
 NUM_RESUME_ROUNDS = 3
 """Maximum number of times that each engine behind an external vLLM's address is looked for, if one
 of them is still paused."""
@@ -463,13 +466,13 @@ class VllmRollout:
         the pause and the resume may have reached different engines. Calls of an engine that stays
         paused would wait for ever, and so would the probe that finds the load balancer. Each
         request has a connection of its own, so a load balancer divides the requests."""
-        num_requests = 1 + NUM_REPEATED_PROBES
         for _ in range(NUM_RESUME_ROUNDS):
-            if not any([await client.is_paused() for _ in range(num_requests)]):
+            if not await _is_any_paused(client):
                 return
-            for _ in range(num_requests):
+            for _ in range(NUM_RESUME_REQUESTS):
                 await client.post("/resume")
-        self._warn_paused()
+        if await _is_any_paused(client):
+            self._warn_paused()
 
     def _warn_paused(self) -> None:
         log.warning(
@@ -494,6 +497,12 @@ class VllmRollout:
         if self._client is None:
             raise BackendError("vLLM is not running")
         return self._client
+
+
+async def _is_any_paused(client: ControlClient) -> bool:
+    """Return True if one of several answers says that the engine is paused. All are requested, so
+    that a load balancer goes on in turn."""
+    return any([await client.is_paused() for _ in range(NUM_RESUME_REQUESTS)])
 
 
 def _size(file: Path) -> int:

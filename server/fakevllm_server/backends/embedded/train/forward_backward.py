@@ -106,9 +106,9 @@ class Passes:
         self, step: StepPieces, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
         """Add the gradient of the step's loss to the gradients of the model's weights, and return
-        the step's metrics. `is_first` is true for the step's first epoch, before any update. In the
-        first epoch, the metrics include the differences between the trainer's and the rollout
-        engine's log-probabilities."""
+        the metrics of an update. `is_first` is true for the step's first update, if it measures
+        what is compared before it. Its metrics include the differences between the trainer's and
+        the rollout engine's log-probabilities."""
         if step.whole is not None:
             return (yield from self._backward_in_two_passes(step, step.whole, spec, is_first))
         parts: list[PartMetrics] = []

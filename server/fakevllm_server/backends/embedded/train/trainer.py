@@ -246,7 +246,7 @@ class PolicyTrainer:
             parts = yield from self._with_old(parts, passes)
         updates = StepUpdates(measured)
         for part in list(parts) * self._job.ppo_epochs:
-            is_first = updates.measures
+            is_first = updates.next_measures
             metrics = yield from passes.backward(part.step, spec, is_first=is_first)
             updates.begin(metrics, part.share)
             if is_first and is_too_far(metrics, self._job):

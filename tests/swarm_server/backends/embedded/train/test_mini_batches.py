@@ -29,6 +29,7 @@ from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.training.failed_step import PartialStep
 from fakevllm_server.backends.training.mini_batches import mini_batches
+from fakevllm_server.backends.training.step_updates import UPDATES_MADE
 from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
 
 QUICK: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
@@ -198,6 +199,18 @@ def test_a_loss_that_is_not_finite_in_one_mini_batch_prevents_all_updates(
     assert metrics["skipped"] == metrics["no_update"] == 1
     assert not math.isfinite(metrics["loss"])
     assert torch.equal(weights(trainer), before)
+
+
+def test_a_step_that_stops_after_an_update_says_how_many_it_has_made(
+    trainer: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms = iter([torch.tensor(1.0), torch.tensor(math.inf)])
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: next(norms))
+    before = weights(trainer)
+    metrics = step(trainer, job_of(mini_batch_num=3), Batch(1, grouped_calls()))
+
+    assert metrics["skipped"] == metrics[UPDATES_MADE] == 1
+    assert "no_update" not in metrics and not torch.equal(weights(trainer), before)
 
 
 @pytest.mark.parametrize(("at", "error"), [(3, RuntimeError), (4, PartialStep)])
