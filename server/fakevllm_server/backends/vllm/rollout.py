@@ -59,7 +59,7 @@ connection of its own. If a load balancer divides the requests among two engines
 answers are those of one engine with a probability of 1/8."""
 NUM_RESUME_REQUESTS = 16
 """Number of requests in each of these rounds. Of four vLLMs among which a load balancer divides
-requests at random, 16 requests miss one with a probability of 1 %."""
+requests at random, 16 requests miss a given one with a probability of 1 %."""
 NUM_RESUME_ROUNDS = 3
 """Maximum number of times that each engine behind an external vLLM's address is looked for, if one
 of them is still paused."""
