@@ -123,6 +123,7 @@ def _connect_nccl(client: SocketClient, target: TransferTarget) -> Any:
 def _send_nccl(
     source: WeightSource, client: SocketClient, target: TransferTarget, connection: Any
 ) -> None:
+    import torch
     from vllm.distributed.weight_transfer.nccl_engine import (
         NCCLTrainerSendWeightsArgs,
         NCCLWeightTransferEngine,
@@ -135,6 +136,7 @@ def _send_nccl(
         "shapes": [list(weight.shape) for weight in metadata],
         "packed": True,
     }
+    torch.cuda.synchronize()  # vLLM's code reads the weights on streams of its own
     client.start_weight_update()
     with ThreadPoolExecutor(1) as threads:  # vLLM receives while the trainer broadcasts
         worker_side = threads.submit(client.update_weights, info)
