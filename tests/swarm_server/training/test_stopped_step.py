@@ -9,6 +9,7 @@ import pytest
 from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
 
+from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.backends.training.mini_batches import mini_batches
 from fakevllm_server.backends.training.step_updates import UPDATES_MADE
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
@@ -33,15 +34,21 @@ class StoppingBackend(LocalBackend):
         return metrics | stopped
 
 
-async def test_groups_whose_mini_batch_got_no_update_are_recorded_as_untrained(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = Run(tmp_path, StoppingBackend(num_updates=1), TWO_MINI_BATCHES)
+async def one_step(run: Run[StoppingBackend]) -> LogEntry:
+    """Train the groups a and b in one step, and return its entry in the run log."""
     await run.finish_group("a")
     await run.finish_group("b")
     await run.trained("a")
     (step,) = [entry for entry in run.log.entries_after(0) if entry.kind == "step"]
     await run.stop()
+    return step
+
+
+async def test_groups_whose_mini_batch_got_no_update_are_recorded_as_untrained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path, StoppingBackend(num_updates=1), TWO_MINI_BATCHES)
+    step = await one_step(run)
 
     trained = {group.group_id for group in step.groups if group.siblings}
     assert trained == run.backend.first_groups and len(trained) == 1
@@ -56,11 +63,7 @@ async def test_groups_are_trained_by_a_step_that_stops_after_its_first_epoch(
 ) -> None:
     job = TWO_MINI_BATCHES.model_copy(update={"ppo_epochs": 2})
     run = Run(tmp_path, StoppingBackend(num_updates=3), job)
-    await run.finish_group("a")
-    await run.finish_group("b")
-    await run.trained("a")
-    (step,) = [entry for entry in run.log.entries_after(0) if entry.kind == "step"]
-    await run.stop()
+    step = await one_step(run)
 
     assert [group.siblings for group in step.groups] == [[0, 1], [0, 1]]
     assert step.metrics["tokens_trained"] == 8
