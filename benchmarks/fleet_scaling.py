@@ -100,11 +100,10 @@ def measure(num_replicas: int, seconds: float) -> Measurement:
     flags = [f"--engine-arg={argument}" for argument in arguments]
     with tempfile.TemporaryDirectory() as name, Processes(Path(name), shows_logs=False) as started:
         server = started.server("--backend", "fake", "--replicas", str(num_replicas), *flags)
-        fleet = Fleet(server)
-        fleet.start(TrainJob())
-        num_clients = num_replicas * SLOTS * CLIENTS_PER_SLOT
-        rate = asyncio.run(Load(server.url, fleet.model).run(num_clients, seconds))
-        fleet.close()
+        with Fleet(server) as fleet:
+            fleet.start(TrainJob())
+            num_clients = num_replicas * SLOTS * CLIENTS_PER_SLOT
+            rate = asyncio.run(Load(server.url, fleet.model).run(num_clients, seconds))
     return Measurement(num_replicas, rate)
 
 

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -30,7 +30,8 @@ START_TIMEOUT_S = 120.0
 
 
 class Fleet:
-    """The server's process as a client sees it."""
+    """The server's process as a client sees it. The connections are closed at the end of a `with`
+    block."""
 
     def __init__(self, server: Process) -> None:
         self.server = server
@@ -45,7 +46,10 @@ class Fleet:
         self.wait(lambda status: status.engine_status == "ENGINE.ROLLING", timeout_s)
         self.model = self.status().model or ""
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def status(self) -> EngineStatusReply:
@@ -63,6 +67,19 @@ class Fleet:
 
     def metrics(self) -> str:
         return self._http.get("/metrics").text
+
+    def wait_for_metrics(self, *lines: str) -> str:
+        """Wait until the page of metrics has all lines, and return it. The groups that clients have
+        left may publish further versions, and then a replica serves a moment later."""
+        page = ""
+
+        def complete() -> bool:
+            nonlocal page
+            page = self.metrics()
+            return all(line in page.splitlines() for line in lines)
+
+        wait_until(complete, TIMEOUT_S, lambda: f"{lines} in\n{page}")
+        return page
 
     def pid(self, replica: str) -> int:
         """Return the id of the process that is the replica's engine. Of vLLM's processes, this is

@@ -79,38 +79,37 @@ def check_versions(crowd: Crowd, more_than: int = 10) -> None:
 
 
 def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Processes) -> None:
-    fleet = Fleet(processes.server("--backend", "fake", "--replicas", "3"))
-    fleet.start(JOB)
-    assert set(fleet.states().values()) == SERVING
-    crowd = Crowd(fleet)
-    asyncio.run(killed_and_frozen(fleet, crowd, num_clients=6, versions=20))
-    assert not crowd.errors
-    check_versions(crowd)
-    metrics = fleet.metrics()
-    for name in ("replica-0", "replica-1", "replica-2"):
-        assert f'fakevllm_replica_serving{{replica="{name}"}} 1.0' in metrics
-        assert f'replica="{name}"' in metrics.split("vllm:num_requests_running", 1)[1]
-    assert 'fakevllm_replica_restarts{replica="replica-2"} 0.0' in metrics
-    fleet.close()
+    with Fleet(processes.server("--backend", "fake", "--replicas", "3")) as fleet:
+        fleet.start(JOB)
+        assert set(fleet.states().values()) == SERVING
+        crowd = Crowd(fleet)
+        asyncio.run(killed_and_frozen(fleet, crowd, num_clients=6, versions=20))
+        assert not crowd.errors
+        check_versions(crowd)
+        names = ("replica-0", "replica-1", "replica-2")
+        metrics = fleet.wait_for_metrics(
+            *(f'fakevllm_replica_serving{{replica="{name}"}} 1.0' for name in names),
+            'fakevllm_replica_restarts{replica="replica-2"} 0.0',
+        )
+        running = metrics.split("vllm:num_requests_running", 1)[1]
+        assert all(f'replica="{name}"' in running for name in names)
 
 
 def test_the_weights_of_a_killed_fleet_are_removed_by_a_server_with_one_engine(
     processes: Processes,
 ) -> None:
     server = processes.server("--backend", "fake", "--replicas", "2")
-    fleet = Fleet(server)
-    fleet.start(JOB)
     kept = kept_weights_folder(weights_folder(server.folder, None))
     new = kept.with_name(f"{kept.name}-new")
-    asyncio.run(versions_are_published(fleet, 1))
-    assert kept.is_dir()
-    fleet.close()
+    with Fleet(server) as fleet:
+        fleet.start(JOB)
+        asyncio.run(versions_are_published(fleet, 1))
+        assert kept.is_dir()
     server.kill()
     new.mkdir()  # as after a kill while the copy is made
-    single = Fleet(processes.server("--backend", "fake"))
-    single.wait(lambda status: status.engine_status == "ENGINE.ROLLING")
-    assert not kept.exists() and not new.exists()
-    single.close()
+    with Fleet(processes.server("--backend", "fake")) as single:
+        single.wait(lambda status: status.engine_status == "ENGINE.ROLLING")
+        assert not kept.exists() and not new.exists()
 
 
 @pytest.mark.slow
@@ -119,13 +118,12 @@ def test_embedded_replicas_are_killed_and_frozen_while_20_versions_are_published
     processes: Processes,
 ) -> None:
     server = processes.server("--backend", "embedded", "--model", "demo", "--replicas", "3")
-    fleet = Fleet(server)
-    fleet.start(JOB.model_copy(update={"lr": 1e-5}))
-    crowd = Crowd(fleet)
-    asyncio.run(killed_and_frozen(fleet, crowd, num_clients=50, versions=20))
-    assert not crowd.errors
-    check_versions(crowd)
-    fleet.close()
+    with Fleet(server) as fleet:
+        fleet.start(JOB.model_copy(update={"lr": 1e-5}))
+        crowd = Crowd(fleet)
+        asyncio.run(killed_and_frozen(fleet, crowd, num_clients=50, versions=20))
+        assert not crowd.errors
+        check_versions(crowd)
 
 
 @pytest.mark.real
@@ -135,11 +133,10 @@ def test_vllm_replicas_are_killed_and_frozen_while_versions_are_published(
     processes: Processes,
 ) -> None:
     server = processes.server("--backend", "vllm", "--model", "demo", "--replicas", "2")
-    fleet = Fleet(server)
-    fleet.start(JOB.model_copy(update={"lr": 1e-5}), timeout_s=300)
-    crowd = Crowd(fleet)
-    work = killed_and_frozen(fleet, crowd, num_clients=16, versions=20, start_timeout_s=200)
-    asyncio.run(work)
-    assert not crowd.errors
-    check_versions(crowd)
-    fleet.close()
+    with Fleet(server) as fleet:
+        fleet.start(JOB.model_copy(update={"lr": 1e-5}), timeout_s=300)
+        crowd = Crowd(fleet)
+        work = killed_and_frozen(fleet, crowd, num_clients=16, versions=20, start_timeout_s=200)
+        asyncio.run(work)
+        assert not crowd.errors
+        check_versions(crowd)
