@@ -62,6 +62,8 @@ itself was suspended for a while, only one check fails, namely the check that wa
 time."""
 HUNG_GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL for a hung engine, which rarely reacts to SIGTERM."""
+EXIT_WAIT_S = 2.0
+"""Seconds after a broken connection in which an engine that is about to exit does so."""
 URL = "http://engine"
 JSON_HEADERS = {"Content-Type": "application/json"}
 
@@ -261,9 +263,10 @@ class ChildEngine:
             ) as response:
                 raw = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise BackendError(
-                f"{self._process.name} did not answer {action}: {_cause(error)}"
-            ) from error
+            name = self._process.name
+            message = await self._process.exit_message(EXIT_WAIT_S)
+            cause = _cause(error) if message is None else f"it{message.removeprefix(name)}"
+            raise BackendError(f"{name} did not answer {action}: {cause}") from error
         try:
             reply: Json = orjson.loads(raw)
         except ValueError as error:

@@ -33,6 +33,9 @@ PASSING_ERRORS = frozenset(
 succeed."""
 REFUSED_EXIT_CODE = 2
 """Exit code of an engine that cannot start until the user fixes the cause."""
+ENDS = "ends: "
+"""Text after the name of an engine at the beginning of the line with which the engine logs why it
+exits. The server repeats the rest of the line."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Exit codes that show a SIGKILL: the code of a killed process, and the code of a shell whose
 command was killed."""
@@ -107,8 +110,20 @@ class ChildProcess:
             message += " (killed: out of memory?)"
         if code == REFUSED_EXIT_CODE:
             return f"{message}: {_last_line(self.log_file)}"
-        # Without the log's last line: apps see this message, and the line may be of a traceback.
-        return f"{message}; see {self.log_file.name}"
+        # Without any other line of the log: apps see this message, and the line may be of a
+        # traceback.
+        reason = _last_line(self.log_file, f"{self.name} {ENDS}")
+        return f"{message}: {reason}" if reason else f"{message}; see {self.log_file.name}"
+
+    async def exit_message(self, within_s: float) -> str | None:
+        """Return the message of `lost` if the process exits within `within_s` seconds, or has
+        exited already. Otherwise return None."""
+        if self._process is None:
+            return None
+        try:
+            return await asyncio.wait_for(self.lost(), within_s)
+        except TimeoutError:
+            return None
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stop the process with SIGTERM. If the process still runs after `grace_s` seconds, kill it
@@ -134,13 +149,15 @@ class ChildProcess:
         await process.wait()
 
 
-def _last_line(log_file: Path) -> str:
-    """Return the last line of the log that is not empty. If an engine refuses to start, this line
-    contains the reason."""
+def _last_line(log_file: Path, start: str = "") -> str:
+    """Return the last line of the log that is not empty and that begins with `start`, without this
+    beginning. Return "" if there is none. If an engine refuses to start, the last line contains the
+    reason."""
     try:
         with log_file.open("rb") as log:
             log.seek(max(0, log_file.stat().st_size - TAIL_BYTES))
             lines = log.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    starting = (line.strip() for line in reversed(lines) if line.startswith(start))
+    return next((line.removeprefix(start) for line in starting if line), "")

@@ -55,7 +55,6 @@ def _serve(options: argparse.Namespace) -> None:
     from fakevllm_server.backends.verl.trainer import VerlTrainer
     from fakevllm_server.backends.verl.worker_config import worker_config
     from fakevllm_server.backends.verl.worker_group import WorkerGroup
-    from fakevllm_server.backends.verl.worker_placement import place_workers
 
     model = resolve_model_folder(options.model, options.allow_hub).resolve()
     model_config = read_config(model)  # reports a broken model folder on one line
@@ -68,7 +67,7 @@ def _serve(options: argparse.Namespace) -> None:
     try:
         num_gpus = cluster.num_gpus_per_node()
         _check_num_gpus(sum(num_gpus), options.max_gpus)
-        workers_per_node = place_workers(num_gpus, options.num_workers, options.min_workers)
+        workers_per_node = _place(num_gpus, cluster.lost_nodes, options)
         config = worker_config(
             model,
             is_cpu=is_cpu,
@@ -98,7 +97,7 @@ def _serve(options: argparse.Namespace) -> None:
             has_reference=options.keep_reference or lora is not None,
             lora=lora,
             gradient_checkpointing=config.model_config.enable_gradient_checkpointing,
-            start_note=_start_note(workers_per_node, options.num_workers),
+            start_note=_start_note(workers_per_node, options.num_workers, cluster.lost_nodes),
         )
         faulthandler.cancel_dump_traceback_later()
         serve(None, trainer, options.socket, on_close=_limit_close_time)
@@ -116,14 +115,39 @@ def _check_num_gpus(num_gpus: int, max_gpus: int | None) -> None:
         )
 
 
-def _start_note(workers_per_node: list[int], num_workers: int | None) -> str | None:
-    """Return a line about the workers for the server's log if there are fewer than usual."""
+def _place(num_gpus: list[int], lost: list[str], options: argparse.Namespace) -> list[int]:
+    """Return the number of workers on each node. If there are too few GPUs, raise BackendRefused.
+    The message names the lost nodes, whose addresses are `lost`."""
+    from fakevllm_server.backends.verl.worker_placement import place_workers
+
+    try:
+        return place_workers(num_gpus, options.num_workers, options.min_workers)
+    except BackendRefused as refused:
+        if not lost:
+            raise
+        raise BackendRefused(
+            f"no answer from {_name(lost)}: start Ray there again, or lower "
+            "cluster.min_training_gpus, which is training_gpus by default; with the GPUs that are "
+            f"left, {refused}"
+        ) from None
+
+
+def _name(nodes: list[str]) -> str:
+    return f"Ray node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"
+
+
+def _start_note(
+    workers_per_node: list[int], num_workers: int | None, lost: list[str]
+) -> str | None:
+    """Return a line about the workers for the server's log if there are fewer than usual. `lost`
+    has the addresses of the lost nodes."""
     num_started = sum(workers_per_node)
     if num_workers is None or num_started == num_workers:
         return None
+    cause = f"there is no answer from {_name(lost)}" if lost else "the Ray cluster has no more GPUs"
     return (
-        f"trains with {num_started} of {num_workers} workers, because the Ray cluster has no more "
-        "GPUs that answer; more are used when the trainer starts again"
+        f"trains with {num_started} of {num_workers} workers, because {cause}; more are used when "
+        "the trainer starts again"
     )
 
 

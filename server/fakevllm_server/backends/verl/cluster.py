@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fakevllm_server.backends.verl.session_cleanup import start_cleanup_process
+from fakevllm_server.backends.verl.worker_placement import has_gpus, lost_nodes
 from fakevllm_server.types.backend import BackendRefused
 
 LOOPBACK = "127.0.0.1"
@@ -51,6 +52,8 @@ class Cluster:
         declared GPUs to place workers on CPUs. The environment variables `env` are set in every
         worker. Raises BackendRefused if the cluster at `address` cannot be joined.
         """
+        self.lost_nodes: list[str] = []
+        """Addresses of the nodes of this cluster that did not answer when the GPUs were counted."""
         self._folder: Path | None = None
         self._cleanup_process: subprocess.Popen[bytes] | None = None
         settings: dict[str, Any] = {
@@ -77,14 +80,13 @@ class Cluster:
     def num_gpus_per_node(self) -> list[int]:
         """Return the number of GPUs of each node that has GPUs and that answers. Raises
         BackendRefused if a node cannot import the packages of a worker."""
+        nodes = ray.nodes()
         num_gpus = {
-            node["NodeID"]: int(node["Resources"]["GPU"])
-            for node in ray.nodes()
-            if node["Alive"] and node["Resources"].get("GPU", 0) >= 1
+            node["NodeID"]: int(node["Resources"]["GPU"]) for node in nodes if has_gpus(node)
         }
-        if self.is_private:
-            return list(num_gpus.values())
-        return [num_gpus[node] for node in _check_imports(list(num_gpus))]
+        answering = list(num_gpus) if self.is_private else _check_imports(list(num_gpus))
+        self.lost_nodes = lost_nodes(nodes, answering)
+        return [num_gpus[node] for node in answering]
 
     def close(self) -> None:
         ray.shutdown()

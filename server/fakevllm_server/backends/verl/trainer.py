@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.checkpoint import copy_model_files
+from fakevllm_server.backends.process.child_process import ENDS
 from fakevllm_server.backends.process.trainer_thread import SingleThread
 from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.torch_losses import DEMONSTRATION_LOSSES, LOSSES
@@ -428,7 +429,8 @@ class VerlTrainer:
             closing = threading.Thread(target=self._cluster.close, daemon=True)
             closing.start()
             closing.join(CLOSE_TIMEOUT_S)
-            print(f"the verl trainer ends: {error}", file=sys.stderr, flush=True)
+            # One write, so that Ray's threads write nothing into the line. The server repeats it.
+            print(f"\nthe verl trainer {ENDS}{error}\n", end="", file=sys.stderr, flush=True)
             os._exit(LOST_EXIT_CODE)
 
 

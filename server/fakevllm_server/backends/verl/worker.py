@@ -82,6 +82,10 @@ class PolicyWorker(TinkerTrainingWorker):
         return os.getpid()
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
+    def node_address(self) -> str:
+        return ray.util.get_node_ip_address()
+
+    @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def set_grad_clip(self, grad_clip: float) -> None:
         engine: Any = self.engine
         engine.optimizer_config.clip_grad = grad_clip

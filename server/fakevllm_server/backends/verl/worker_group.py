@@ -7,11 +7,11 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import ray
 import torch
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.utils.device import get_device_name
 
@@ -27,6 +27,10 @@ from fakevllm_server.backends.verl.worker_loss import worker_loss
 from fakevllm_server.backends.verl.worker_placement import first_worker
 from fakevllm_server.types.backend import BackendError, PolicyName
 from fakevllm_server.types.weight_transfer import TransferTarget
+
+DEATH_NOTICE_TIMEOUT_S = 5.0
+"""Maximum seconds from a failed call on one worker until Ray notices that another worker is dead. A
+connection to a dead worker breaks at once."""
 
 
 class WorkersLost(Exception):
@@ -77,6 +81,10 @@ class WorkerGroup:
             device_name=get_device_name(),
             **(_loopback_rendezvous() if on_loopback else {}),
         )
+        self._nodes: list[str] = []
+        """Address of each worker's node; empty if there is one node."""
+        if self._num_nodes > 1:
+            self._nodes = self._call_all("node_address")
         self._call_all("reset")
         self._call_all("set_loss_fn", worker_loss)
 
@@ -170,32 +178,73 @@ class WorkerGroup:
         rank does not return for `frozen_after_s` seconds although another one has, it is frozen,
         and counts as lost. The default is the limit for collective operations."""
         waiting, timeout_s = list(futures), None
-        try:
-            while waiting:
-                done, waiting = ray.wait(waiting, timeout=timeout_s)
-                if not done:
-                    raise WorkersLost(
-                        f"{len(waiting)} of {self.num_workers} workers have not answered for "
-                        f"{timeout_s:g} s"
-                    )
-                ray.get(done)
-                timeout_s = frozen_after_s or self._collective_timeout_s
-            return ray.get(list(futures))
-        except RayTaskError as error:
-            if self.num_workers > 1:
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=timeout_s)
+            if not done:
                 raise WorkersLost(
-                    f"one of {self.num_workers} workers failed: {_describe(error)}"
+                    f"{len(waiting)} of {self.num_workers} workers have not answered for "
+                    f"{timeout_s:g} s"
+                )
+            failures = _failures(done)
+            if failures:
+                self._raise_failure(futures, failures, waiting)
+            timeout_s = frozen_after_s or self._collective_timeout_s
+        return ray.get(list(futures))
+
+    def _raise_failure(
+        self,
+        futures: Sequence[ray.ObjectRef],
+        failures: dict[ray.ObjectRef, RayError],
+        waiting: Sequence[ray.ObjectRef],
+    ) -> Never:
+        """Raise the error for a call that failed on the ranks in `failures`, and that runs on those
+        in `waiting`. `futures` has all ranks.
+
+        A rank whose peer died often fails before Ray notices the death. Therefore wait a moment for
+        news about the other ranks, and report a death rather than its consequences.
+        """
+        is_failed_call = all(isinstance(error, RayTaskError) for error in failures.values())
+        if waiting and is_failed_call:
+            done, _ = ray.wait(
+                list(waiting), num_returns=len(waiting), timeout=DEATH_NOTICE_TIMEOUT_S
+            )
+            failures |= _failures(done)
+        for future, error in failures.items():
+            if not isinstance(error, RayTaskError):
+                raise WorkersLost(
+                    f"a Ray worker of the verl trainer has died "
+                    f"({self._place(futures.index(future))}): {_describe(error)}"
                 ) from error
-            raise BackendError(_describe(error)) from error
-        except RayError as error:
+        error = next(iter(failures.values()))
+        if self.num_workers > 1:
             raise WorkersLost(
-                f"a Ray worker of the verl trainer has died: {_describe(error)}"
+                f"one of {self.num_workers} workers failed: {_describe(error)}"
             ) from error
+        raise BackendError(_describe(error)) from error
+
+    def _place(self, rank: int) -> str:
+        """Return the number of a worker as text and, with several nodes, its node."""
+        number = f"{rank + 1} of {self.num_workers}"
+        return f"{number}, on Ray node {self._nodes[rank]}" if self._nodes else number
+
+
+def _failures(done: Sequence[ray.ObjectRef]) -> dict[ray.ObjectRef, RayError]:
+    """Return the errors of those calls in `done` that failed."""
+    failures: dict[ray.ObjectRef, RayError] = {}
+    for future in done:
+        # Translated by the caller.
+        try:
+            ray.get(future)
+        except RayError as error:
+            failures[future] = error
+    return failures
 
 
 def _describe(error: Exception) -> str:
     """Return the type of an error and the first line of its message. If an exception in the worker
     caused the error, describe that exception instead."""
+    if isinstance(error, ActorUnavailableError):
+        return "Ray cannot reach it"  # instead of the ids and codes of Ray's message
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"

@@ -3,7 +3,8 @@ and the worker on the first GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from fakevllm_server.types.backend import BackendRefused
 
@@ -37,6 +38,25 @@ def place_workers(
         f"workers, and the numbers of GPUs of the nodes are "
         f"{', '.join(map(str, nodes)) or 'none'}; lower cluster.training_gpus or --num-workers"
     )
+
+
+def has_gpus(node: Mapping[str, Any]) -> bool:
+    """Return True if a node is alive for Ray and has GPUs. `node` is a row of `ray.nodes()`."""
+    return node["Alive"] and node["Resources"].get("GPU", 0) >= 1
+
+
+def lost_nodes(nodes: Sequence[Mapping[str, Any]], answering: Collection[str]) -> list[str]:
+    """Return the addresses of the nodes that are dead, or that have GPUs and do not answer. `nodes`
+    are the rows of `ray.nodes()`, and `answering` has the IDs of the nodes that answer.
+
+    A node that was started again has a new ID and its old address. It is not lost.
+    """
+    lost: set[str] = set()
+    present: set[str] = set()
+    for node in nodes:
+        is_lost = not node["Alive"] or (has_gpus(node) and node["NodeID"] not in answering)
+        (lost if is_lost else present).add(node["NodeManagerAddress"])
+    return sorted(lost - present)
 
 
 def first_worker(gpus: Sequence[str], listed: str | None) -> int:
