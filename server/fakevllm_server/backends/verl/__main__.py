@@ -67,7 +67,7 @@ def _serve(options: argparse.Namespace) -> None:
     try:
         num_gpus = cluster.num_gpus_per_node()
         _check_num_gpus(sum(num_gpus), options.max_gpus)
-        workers_per_node = _place(num_gpus, cluster.lost_nodes, options)
+        workers_per_node = place(num_gpus, cluster.lost_nodes, options)
         config = worker_config(
             model,
             is_cpu=is_cpu,
@@ -97,7 +97,7 @@ def _serve(options: argparse.Namespace) -> None:
             has_reference=options.keep_reference or lora is not None,
             lora=lora,
             gradient_checkpointing=config.model_config.enable_gradient_checkpointing,
-            start_note=_start_note(workers_per_node, options.num_workers, cluster.lost_nodes),
+            start_note=start_note(workers_per_node, options.num_workers, cluster.lost_nodes),
         )
         faulthandler.cancel_dump_traceback_later()
         serve(None, trainer, options.socket, on_close=_limit_close_time)
@@ -115,7 +115,7 @@ def _check_num_gpus(num_gpus: int, max_gpus: int | None) -> None:
         )
 
 
-def _place(num_gpus: list[int], lost: list[str], options: argparse.Namespace) -> list[int]:
+def place(num_gpus: list[int], lost: list[str], options: argparse.Namespace) -> list[int]:
     """Return the number of workers on each node. If there are too few GPUs, raise BackendRefused.
     The message names the lost nodes, whose addresses are `lost`."""
     from fakevllm_server.backends.verl.worker_placement import place_workers
@@ -136,9 +136,7 @@ def _name(nodes: list[str]) -> str:
     return f"Ray node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"
 
 
-def _start_note(
-    workers_per_node: list[int], num_workers: int | None, lost: list[str]
-) -> str | None:
+def start_note(workers_per_node: list[int], num_workers: int | None, lost: list[str]) -> str | None:
     """Return a line about the workers for the server's log if there are fewer than usual. `lost`
     has the addresses of the lost nodes."""
     num_started = sum(workers_per_node)

@@ -80,6 +80,8 @@ async def test_a_crash_is_reported_without_log_lines_and_the_engine_refuses_acti
     with pytest.raises(BackendError) as lost:
         await backend.publish(1)
     assert not isinstance(lost.value, ActionFailed)
+    cause = "the fake engine did not answer publish: it exited with code 70; see engine.log"
+    assert str(lost.value) == cause
     await backend.close()
 
 

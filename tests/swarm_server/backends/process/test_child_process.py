@@ -55,3 +55,18 @@ async def test_a_shortage_of_the_system_is_no_refusal_so_that_the_start_is_retri
     with pytest.raises(BackendError, match=os.strerror(code)) as failure:
         await process.start([sys.executable], os.environ)
     assert not isinstance(failure.value, BackendRefused)
+
+
+async def test_the_line_with_which_an_engine_says_why_it_exits_is_in_the_message(
+    tmp_path: Path,
+) -> None:
+    os.mkfifo(tmp_path / "end")
+    process = ChildProcess("the engine", tmp_path / "log")
+    lines = "Traceback: secret\nthe engine ends: a worker is lost\na line of a library"
+    script = f"open({str(tmp_path / 'end')!r}).read(); print({lines!r}, flush=True); exit(70)"
+    await process.start([sys.executable, "-c", script], os.environ)
+    assert await process.exit_message(within_s=0.0) is None
+    await asyncio.to_thread((tmp_path / "end").write_text, "")
+    message = "the engine exited with code 70: a worker is lost"
+    assert await process.exit_message(within_s=20.0) == message
+    await process.close()

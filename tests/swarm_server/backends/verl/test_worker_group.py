@@ -47,3 +47,42 @@ def test_a_worker_that_sends_may_wait_for_two_answers_of_vllm(
         workers.send_weights(TARGET, torch.float32, Path("nowhere"))
     with pytest.raises(worker_group.WorkersLost, match=f"for {timeout_s:g} s$"):
         workers.free_cache()
+
+
+class DeathNoticed:
+    """Ray, when a worker has failed because its peer died, and the death is noticed later."""
+
+    def __init__(self, failed: Exception, death: Exception) -> None:
+        self._errors = {"first": failed, "second": death}
+
+    def wait(
+        self, futures: list[str], timeout: float | None, num_returns: int = 1
+    ) -> tuple[list[str], list[str]]:
+        return futures[:1], futures[1:]
+
+    def get(self, future: str) -> None:
+        raise self._errors[future]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dead_worker_is_named_with_its_node_and_not_the_failure_of_its_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray.exceptions import ActorUnavailableError, RayTaskError
+
+    from fakevllm_server.backends.verl import worker_group
+
+    workers = worker_group.WorkerGroup.__new__(worker_group.WorkerGroup)
+    own: Any = workers
+    own.num_workers, own._group, own._nodes = 2, TwoWorkers(), ["10.0.0.1", "10.0.0.2"]
+    own._collective_timeout_s = 30.0
+    failed = RayTaskError("step", "Traceback", RuntimeError("connection reset"))
+    ray = DeathNoticed(failed, ActorUnavailableError("ids and codes", b"x" * 16))
+    monkeypatch.setattr(worker_group.ray, "wait", ray.wait)
+    monkeypatch.setattr(worker_group.ray, "get", ray.get)
+    with pytest.raises(worker_group.WorkersLost) as lost:
+        workers.free_cache()
+    assert str(lost.value) == (
+        "a Ray worker of the verl trainer has died (2 of 2, on Ray node 10.0.0.2): "
+        "Ray cannot reach it"
+    )

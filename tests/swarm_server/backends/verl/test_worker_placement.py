@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from fakevllm_server.backends.verl.worker_placement import first_worker, place_workers
+from fakevllm_server.backends.verl.worker_placement import first_worker, lost_nodes, place_workers
 from fakevllm_server.types.backend import BackendRefused
 
 
@@ -66,3 +67,26 @@ def test_the_worker_on_the_first_gpu_is_found_whatever_order_workers_got_gpus_in
     gpus: Sequence[str], listed: str | None, first: int
 ) -> None:
     assert first_worker(gpus, listed) == first
+
+
+def row(node: str, address: str, gpus: int | None, *, is_alive: bool = True) -> dict[str, Any]:
+    """Return a row of `ray.nodes()`. A dead node has no resources there."""
+    resources = {} if gpus is None else {"GPU": float(gpus)}
+    return {
+        "NodeID": node,
+        "NodeManagerAddress": address,
+        "Alive": is_alive,
+        "Resources": resources,
+    }
+
+
+def test_dead_nodes_and_nodes_that_do_not_answer_are_lost_unless_they_were_started_again() -> None:
+    nodes = [
+        row("answers", "10.0.0.1", 8),
+        row("frozen", "10.0.0.2", 8),
+        row("dead", "10.0.0.3", None, is_alive=False),
+        row("dead before its new start", "10.0.0.1", None, is_alive=False),
+        row("without GPUs", "10.0.0.4", None),
+    ]
+    assert lost_nodes(nodes, ["answers"]) == ["10.0.0.2", "10.0.0.3"]
+    assert lost_nodes(nodes[:1], ["answers"]) == []
