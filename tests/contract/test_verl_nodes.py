@@ -43,9 +43,9 @@ async def test_more_workers_than_the_cluster_has_gpus_are_refused(
     with pytest.raises(BackendRefused, match=message):
         async with running("verl", tmp_path, *arguments(nodes, 4)):
             pass
-    message = "the Ray cluster has 2 GPUs, and the section cluster leaves 1 to train: start Ray on"
+    message = "Ray has 1 GPUs on this machine, and the section cluster leaves 0 of them to train: "
     with pytest.raises(BackendRefused, match=message):
-        async with running("verl", tmp_path, *arguments(nodes, 1), "--max-gpus=1"):
+        async with running("verl", tmp_path, *arguments(nodes, 1), "--max-local-gpus=0"):
             pass
 
 

@@ -133,9 +133,9 @@ class ClusterSection:
         return self.is_colocated and self.rollout_gpus == 1
 
     @property
-    def num_free_gpus(self) -> int:
-        """Number of GPUs on which training workers may be placed."""
-        return sum(self._free_gpus_per_node())
+    def num_free_local_gpus(self) -> int:
+        """Number of GPUs of the first machine on which training workers may be placed."""
+        return self._free_gpus_per_node()[0]
 
     @property
     def division(self) -> str:
@@ -206,7 +206,8 @@ class ClusterSection:
         if self.min_training_gpus is not None:
             arguments.append(f"--min-workers={self.min_training_gpus}")
         if self.ray_address is not None:
-            arguments += [f"--ray-address={self.ray_address}", f"--max-gpus={self.num_free_gpus}"]
+            arguments.append(f"--ray-address={self.ray_address}")
+            arguments.append(f"--max-local-gpus={self.num_free_local_gpus}")
         return arguments
 
     def visible_training_gpus(self, environ: Mapping[str, str]) -> str | None:

@@ -117,7 +117,7 @@ async def test_on_several_machines_the_workers_join_the_ray_cluster_of_the_secti
         "--num-workers=8",
         "--min-workers=4",
         "--ray-address=head:6379",
-        "--max-gpus=12",
+        "--max-local-gpus=4",
     ]
     await state.close()
 

@@ -66,7 +66,8 @@ def _serve(options: argparse.Namespace) -> None:
     cluster = Cluster(options.ray_address, num_fake_gpus, workers_env)
     try:
         num_gpus = cluster.num_gpus_per_node()
-        _check_num_gpus(sum(num_gpus), options.max_gpus)
+        if options.max_local_gpus is not None:
+            _check_local_gpus(cluster.num_local_gpus(), options.max_local_gpus)
         workers_per_node = place(num_gpus, cluster.lost_nodes, options)
         config = worker_config(
             model,
@@ -105,12 +106,13 @@ def _serve(options: argparse.Namespace) -> None:
         cluster.close()
 
 
-def _check_num_gpus(num_gpus: int, max_gpus: int | None) -> None:
-    """Raise BackendRefused if the Ray cluster has more GPUs than may train."""
-    if max_gpus is not None and num_gpus > max_gpus:
+def _check_local_gpus(num_gpus: int, max_gpus: int) -> None:
+    """Raise BackendRefused if Ray on this machine has more GPUs than may train here. A worker could
+    otherwise be placed on a GPU of the rollout engine."""
+    if num_gpus > max_gpus:
         raise BackendRefused(
-            f"the Ray cluster has {num_gpus} GPUs, and the section cluster leaves {max_gpus} to "
-            "train: start Ray on this machine with CUDA_VISIBLE_DEVICES set to the GPUs that the "
+            f"Ray has {num_gpus} GPUs on this machine, and the section cluster leaves {max_gpus} "
+            "of them to train: start Ray here with CUDA_VISIBLE_DEVICES set to the GPUs that the "
             "rollout engine does not use"
         )
 
@@ -254,9 +256,9 @@ def _parser() -> argparse.ArgumentParser:
         "GPUs than --num-workers; default: --num-workers",
     )
     parser.add_argument(
-        "--max-gpus",
+        "--max-local-gpus",
         type=int,
-        help="refuse a Ray cluster with more GPUs than this number; set by the server",
+        help="refuse a Ray that has more GPUs than this number on this machine; set by the server",
     )
     parser.add_argument(
         "--collective-timeout",

@@ -88,6 +88,12 @@ class Cluster:
         self.lost_nodes = lost_nodes(nodes, answering)
         return [num_gpus[node] for node in answering]
 
+    def num_local_gpus(self) -> int:
+        """Return the number of GPUs of the Ray node on this machine."""
+        own = ray.get_runtime_context().get_node_id()
+        nodes = [node for node in ray.nodes() if node["NodeID"] == own and has_gpus(node)]
+        return sum(int(node["Resources"]["GPU"]) for node in nodes)
+
     def close(self) -> None:
         ray.shutdown()
         if self._folder is not None:
