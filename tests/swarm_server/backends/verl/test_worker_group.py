@@ -1,5 +1,6 @@
 """How long the trainer waits for a worker after another one has answered."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from pathlib import Path
