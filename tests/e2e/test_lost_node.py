@@ -1,7 +1,8 @@
 """Apps see no difference when a Ray node is lost in the middle of a step of verl's trainer.
 
 The cluster has two nodes with one worker each, on this machine and on CPUs. The embedded engine
-samples.
+samples. On two free cores, the first test should take about 100 seconds (85 seconds of CPU), and the
+second one, which starts the server twice, is `long`.
 """
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ class Run:
         return ledgers.rows(self.proxy, "select count(*) from groups")[0][0]
 
     @property
+    def num_settled(self) -> int:
+        query = "select count(*) from groups where state != 'scored'"
+        return ledgers.rows(self.proxy, query)[0][0]
+
+    @property
     def newest_answer(self) -> int:
         """The newest version of the weights that has answered an app."""
         query = "select coalesce(max(weight_version), 0) from calls"
@@ -116,7 +122,7 @@ class Run:
                 is_over.set()
             num_answers = sum(app.result() for app in self.apps)
         self.apps = []
-        wait_until(lambda: self.num_requests == num_answers, SETTLE_TIMEOUT_S, "the ledger")
+        wait_until(lambda: self.num_settled == num_answers, SETTLE_TIMEOUT_S, "the ledger")
         rows = ledgers.rows(self.proxy, "select distinct status from groups")
         assert [row["status"] for row in rows] == [200]
 
@@ -252,8 +258,8 @@ def check_groups(run: Run) -> None:
     assert {name for name, (state, _) in at_server.items() if state == "consumed"} == set(trained)
     assert all(reason for state, reason in at_server.values() if state == "dropped")
     for name, state, reason in ledgers.rows(run.proxy, query):
-        assert state in ("trained", "pooled", "dropped"), (name, state, reason)
-        assert reason if state == "dropped" else name in at_server, (name, state, reason)
+        assert state not in ("failed", "lost"), (name, reason)
+        assert name in at_server if state in ("trained", "pooled") else reason, (name, state)
 
 
 def trained_in_ledger(run: Run) -> set[str]:
