@@ -1,8 +1,8 @@
 """Apps see no difference when a Ray node is lost in the middle of a step of verl's trainer.
 
 The cluster has two nodes with one worker each, on this machine and on CPUs. The embedded engine
-samples. On two free cores, the first test should take about 100 seconds (85 seconds of CPU), and the
-second one, which starts the server twice, is `long`.
+samples. On two free cores, the first test should take about 100 seconds (85 seconds of CPU). The
+second one starts the server twice, so it is `long`.
 """
 
 from __future__ import annotations
