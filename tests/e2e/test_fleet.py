@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -72,10 +72,16 @@ async def versions_are_published(fleet: Fleet, versions: int) -> None:
 def check_versions(crowd: Crowd, more_than: int = 10) -> None:
     """Check that siblings that share a call were sampled with one version, and that `more_than`
     versions and one sampled groups."""
-    assert len(crowd.versions) > 50
-    mixed = {group: versions for group, versions in crowd.versions if len(versions) > 1}
-    assert not mixed
-    assert len(set[int]().union(*(versions for _, versions in crowd.versions))) > more_than
+    assert len(crowd.groups) > 50
+    assert not [group for group in crowd.groups if len(group.versions) > 1]
+    assert len(frozenset[int]().union(*(group.versions for group in crowd.groups))) > more_than
+
+
+def check_replicas(crowd: Crowd, names: Collection[str]) -> None:
+    shared = [group.other_replicas for group in crowd.groups if group.is_shared]
+    assert set(shared) == {frozenset({name}) for name in names}
+    mixed = [group for group in crowd.groups if len(group.replicas) > 1]
+    print("MIXED", len(mixed), len(crowd.groups), mixed)
 
 
 def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Processes) -> None:
@@ -87,6 +93,7 @@ def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Pr
         assert not crowd.errors
         check_versions(crowd)
         names = ("replica-0", "replica-1", "replica-2")
+        check_replicas(crowd, names)
         metrics = fleet.wait_for_metrics(
             *(f'fakevllm_replica_serving{{replica="{name}"}} 1.0' for name in names),
             'fakevllm_replica_restarts{replica="replica-2"} 0.0',
