@@ -77,11 +77,21 @@ def check_versions(crowd: Crowd, more_than: int = 10) -> None:
     assert len(frozenset[int]().union(*(group.versions for group in crowd.groups))) > more_than
 
 
-def check_replicas(crowd: Crowd, names: Collection[str]) -> None:
-    shared = [group.other_replicas for group in crowd.groups if group.is_shared]
-    assert set(shared) == {frozenset({name}) for name in names}
-    mixed = [group for group in crowd.groups if len(group.replicas) > 1]
-    print("MIXED", len(mixed), len(crowd.groups), mixed)
+def check_replicas(crowd: Crowd, names: Collection[str], num_clients: int) -> None:
+    """Check that siblings that share a call have one replica, and that nearly all groups have one.
+
+    The router promises that a call of a group goes to the replica on which the group began, as long
+    as this replica serves or drains, and no earlier attempt of the call has failed on it. So a group
+    has a second replica only if its first one fails, fails a health check, or begins to load new
+    weights between the two calls. Each client has one open group, so each of the two failures can
+    split at most `num_clients` groups. A replica loads only after it had no calls for a while, so
+    this splits hardly any groups. A router that forgets groups splits every twelfth group of the
+    fake engine.
+    """
+    shared = {group.other_replicas for group in crowd.groups if group.is_shared}
+    assert shared == {frozenset({name}) for name in names}
+    split = [group for group in crowd.groups if len(group.replicas) > 1]
+    assert len(split) <= 2 * num_clients, split
 
 
 def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Processes) -> None:
@@ -93,7 +103,7 @@ def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Pr
         assert not crowd.errors
         check_versions(crowd)
         names = ("replica-0", "replica-1", "replica-2")
-        check_replicas(crowd, names)
+        check_replicas(crowd, names, num_clients=6)
         metrics = fleet.wait_for_metrics(
             *(f'fakevllm_replica_serving{{replica="{name}"}} 1.0' for name in names),
             'fakevllm_replica_restarts{replica="replica-2"} 0.0',
@@ -131,6 +141,7 @@ def test_embedded_replicas_are_killed_and_frozen_while_20_versions_are_published
         asyncio.run(killed_and_frozen(fleet, crowd, num_clients=50, versions=20))
         assert not crowd.errors
         check_versions(crowd)
+        check_replicas(crowd, ("replica-0", "replica-1", "replica-2"), num_clients=50)
 
 
 @pytest.mark.real
@@ -147,3 +158,4 @@ def test_vllm_replicas_are_killed_and_frozen_while_versions_are_published(
         asyncio.run(work)
         assert not crowd.errors
         check_versions(crowd)
+        check_replicas(crowd, ("replica-0", "replica-1"), num_clients=16)
