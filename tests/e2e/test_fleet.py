@@ -81,12 +81,11 @@ def check_replicas(crowd: Crowd, names: Collection[str], num_clients: int) -> No
     """Check that siblings that share a call have one replica, and that nearly all groups have one.
 
     The router promises that a call of a group goes to the replica on which the group began, as long
-    as this replica serves or drains, and no earlier attempt of the call has failed on it. So a group
-    has a second replica only if its first one fails, fails a health check, or begins to load new
-    weights between the two calls. Each client has one open group, so each of the two failures can
-    split at most `num_clients` groups. A replica loads only after it had no calls for a while, so
-    this splits hardly any groups. A router that forgets groups splits every twelfth group of the
-    fake engine.
+    as this replica serves or drains, and no earlier attempt of the call has failed on it. A group
+    has a second replica only if its first one fails, fails a health check, or loads new weights
+    between two calls. Each client has one open group, so each of the two failures can split at most
+    `num_clients` groups. A replica loads only after it had no calls for a while, so this splits
+    hardly any groups. A router that forgets groups splits every twelfth group of the fake engine.
     """
     shared = {group.other_replicas for group in crowd.groups if group.is_shared}
     assert shared == {frozenset({name}) for name in names}
