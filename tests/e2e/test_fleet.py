@@ -85,7 +85,8 @@ def check_replicas(crowd: Crowd, names: Collection[str], num_clients: int) -> No
     has a second replica only if its first one fails, fails a health check, or loads new weights
     between two calls. Each client has one open group, so each of the two failures can split at most
     `num_clients` groups. A replica loads only after it had no calls for a while, so this splits
-    hardly any groups. A router that forgets groups splits every twelfth group of the fake engine.
+    hardly any groups. A router that forgets groups splits more than every twelfth group of the fake
+    engine.
     """
     shared = {group.other_replicas for group in crowd.groups if group.is_shared}
     assert shared == {frozenset({name}) for name in names}
