@@ -194,6 +194,13 @@ def fill_token_counters(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
+def m020_replica(db: Connection) -> None:
+    """Add the name of the rollout replica to the table `call_rows` and to its view `calls`. The
+    replicas of earlier calls stay unknown."""
+    for statement in _M020:
+        db.exec_driver_sql(statement)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -214,6 +221,7 @@ MIGRATIONS: list[Migration] = [
     m017_forgotten,
     m018_edits,
     m019_costs,
+    m020_replica,
 ]
 
 
@@ -662,3 +670,14 @@ _M019_VERSIONS = """
     SELECT COALESCE(run_id, ''), trained_version, MAX(trained_step), NULL, NULL FROM group_rows
     WHERE trained_version IS NOT NULL AND trained_step IS NOT NULL GROUP BY 1, 2
 """
+
+_M020 = (
+    "ALTER TABLE call_rows ADD COLUMN replica VARCHAR",
+    "DROP VIEW calls",
+    f"""
+    CREATE VIEW calls AS SELECT
+        group_id, sibling, seq, {_M013_PROMPT}, {_M013_RESPONSE}, logprobs, weight_versions_json,
+        weight_version, temperature, finish_reason, untrainable, shaped, replica
+    FROM call_rows
+    """,
+)

@@ -137,15 +137,15 @@ for it, in which the reward is NULL."""
 
 
 _VERSIONS = """
-    SELECT sibling, temperature, weight_versions_json, untrainable FROM calls WHERE group_id = ?
-    ORDER BY sibling, seq
+    SELECT sibling, temperature, weight_versions_json, untrainable, replica FROM calls
+    WHERE group_id = ? ORDER BY sibling, seq
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CallVersions:
-    """The weight versions and the temperature with which one recorded model call was sampled. The
-    tokens are left out."""
+    """The weight versions, the temperature and the replica with which one recorded model call was
+    sampled. The tokens are left out."""
 
     sibling: int
     temperature: float
@@ -153,6 +153,9 @@ class CallVersions:
     """Spans [version, start, end]. Each version sampled the response's tokens from index `start` to
     index `end` - 1."""
     untrainable: str | None
+    replica: str | None
+    """Name of the rollout replica that sampled the call; None if it is unknown, or if the server
+    had one rollout engine."""
 
 
 class CallReads:
@@ -216,8 +219,8 @@ class CallReads:
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_VERSIONS, (group_id,)).all()
         return [
-            CallVersions(sibling, temperature, orjson.loads(versions), untrainable)
-            for sibling, temperature, versions, untrainable in rows
+            CallVersions(sibling, temperature, orjson.loads(versions), untrainable, replica)
+            for sibling, temperature, versions, untrainable, replica in rows
         ]
 
 
@@ -233,4 +236,5 @@ def call_from_row(row: Row[Any]) -> CapturedCall:
         finish_reason=row.finish_reason,
         untrainable=row.untrainable,
         shaped=bool(row.shaped),
+        replica=row.replica,
     )

@@ -341,6 +341,7 @@ def _call_row(
         call.finish_reason,
         call.untrainable,
         call.shaped,
+        call.replica,
         prompt_id,
         response_piece,
     )

@@ -181,6 +181,14 @@ def _call_columns() -> list[Column[Any]]:
                 "this is not known."
             ),
         ),
+        Column(
+            "replica",
+            String,
+            comment=(
+                "Name of the rollout replica that sampled the call; NULL if the server had one "
+                "rollout engine, or if the replica is not known."
+            ),
+        ),
     ]
 
 

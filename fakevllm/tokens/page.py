@@ -41,8 +41,8 @@ class CallTokens:
     prompt: Sequence[Token]
     response: Sequence[Token]
     notes: Sequence[str]
-    """Weight versions, temperature, finish reason, and the reason why the call is not trained, if
-    any."""
+    """Weight versions, replica, temperature, finish reason, and the reason why the call is not
+    trained, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,7 @@ def _is_forced(call: CapturedCall, position: int, logprob: float | None) -> bool
 def _notes(call: CapturedCall) -> list[str]:
     versions = sorted({span[0] for span in call.weight_versions})
     notes = [f"version {'–'.join(str(version) for version in versions)}"] if versions else []
+    notes += [] if call.replica is None else [call.replica]
     notes += [f"temperature {call.temperature:g}"]
     notes += [f"ended by {call.finish_reason}"] if call.finish_reason else []
     return notes + ([f"not trained: {call.untrainable}"] if call.untrainable else [])

@@ -19,6 +19,7 @@ from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
     SESSION_HEADER,
     SIBLING_HEADER,
+    EndGroupReply,
     EngineStatusReply,
 )
 from tests.e2e.processes import Process, wait_until
@@ -93,16 +94,35 @@ class Fleet:
         os.kill(self.pid(replica), number)
 
 
+@dataclass(frozen=True, slots=True)
+class SampledGroup:
+    """What the server's reply says about the calls of one group."""
+
+    name: str
+    versions: frozenset[int]
+    """The versions that sampled the siblings from 1 on."""
+    lead_replica: str | None
+    other_replicas: frozenset[str | None]
+    """The replicas that sampled the siblings from 1 on."""
+    is_shared: bool
+    """Whether the siblings from 1 on shared a call."""
+
+    @property
+    def replicas(self) -> frozenset[str | None]:
+        return self.other_replicas | {self.lead_replica}
+
+
 @dataclass(slots=True)
 class Crowd:
     """Clients that sample groups one after the other, and end them with rewards."""
 
     fleet: Fleet
     max_tokens: int = 8
-    versions: list[tuple[str, set[int]]] = field(default_factory=list[tuple[str, set[int]]])
-    """The versions that sampled the siblings 1 to 3 of each group, which share a call."""
+    groups: list[SampledGroup] = field(default_factory=list[SampledGroup])
     errors: list[str] = field(default_factory=list[str])
     is_stopping: bool = False
+    _with_own_calls: set[str] = field(default_factory=set[str])
+    """Groups whose siblings had a call each, because the engine refused a shared one."""
 
     async def run(self, num_clients: int) -> None:
         """Run the clients until `is_stopping` is set."""
@@ -126,9 +146,17 @@ class Crowd:
             return
         rewards = [1.0, *[0.0] * NUM_SHARED]
         reply = (await http.post("/end_group", json={"group_id": group, "rewards": rewards})).json()
-        calls = [call for calls in reply["calls"][1:] for call in calls]
-        spans = [span for call in calls for span in call["weight_versions"]]
-        self.versions.append((group, {version for version, _, _ in spans}))
+        lead_calls, *other_calls = EndGroupReply.model_validate(reply).calls
+        calls = [call for own in other_calls for call in own]
+        self.groups.append(
+            SampledGroup(
+                group,
+                frozenset(span[0] for call in calls for span in call.weight_versions),
+                lead_calls[0].replica,
+                frozenset(call.replica for call in calls),
+                is_shared=group not in self._with_own_calls,
+            )
+        )
 
     async def _call(self, http: httpx.AsyncClient, session: str, sibling: str, num: int) -> bool:
         body: dict[str, Any] = {
@@ -147,6 +175,7 @@ class Crowd:
         if num > 1 and _needs_own_calls(response):
             # As a proxy does: vLLM's new engine has not shown yet how it answers one choice.
             group = sibling.partition("/")[0]
+            self._with_own_calls.add(group)
             own = (self._call(http, session, f"{group}/{1 + index}", 1) for index in range(num))
             return all(await asyncio.gather(*own))
         if response.status_code != 200:

@@ -107,7 +107,7 @@ _EPISODE: Json = {
 _SAMPLED: Json = {
     **{"prompt_ids": "AQAAAA==", "response_ids": "AgAAAA==", "logprobs": "AAAAvw=="},
     **{"weight_versions": [[0, 0, 1]], "temperature": 1.0, "finish_reason": "stop"},
-    **{"untrainable": None, "shaped": False},
+    **{"untrainable": None, "shaped": False, "replica": None},
 }
 _CLAIM: Json = {"client_uuid": "c", "episode_type": "train", "discard_episode_timeout": 0.5}
 SWARM: dict[str, list[Json]] = {

@@ -378,6 +378,9 @@ class CapturedCall(BaseModel):
     prompt: int | None = None
     """Index of the prompt in the reply's list `prompts`, if the reply has such a list. In this
     case, `prompt_ids` is empty. None means that `prompt_ids` contains the prompt."""
+    replica: str | None = None
+    """Name of the rollout replica that sampled the call. None if the server has one rollout
+    engine, or if the server is too old to send the name."""
 
 
 class EndGroupReply(BaseModel):

@@ -87,6 +87,9 @@ class SiblingReceipt(BaseModel):
     weight_versions: list[list[int]] = []
     """Spans [version, start, end): this version of the weights sampled these tokens of the
     answer."""
+    replica: str | None = None
+    """Name of the rollout replica that sampled the answer. None if the server had one rollout
+    engine, or if the replica is not known."""
     untrainable: str | None = None
     """Reason why the answer cannot be trained. None if the answer can be trained, or if the server
     did not capture the answer."""
@@ -218,6 +221,7 @@ def _sibling(sibling: SiblingRecord, calls: Sequence[CallVersions]) -> SiblingRe
     captured = {
         "temperature": own[-1].temperature if own else None,
         "weight_versions": [span for call in own for span in call.weight_versions],
+        "replica": own[-1].replica if own else None,
         "untrainable": own[-1].untrainable if own else None,
     }
     return SiblingReceipt.model_validate(columns | captured)

@@ -113,7 +113,7 @@ class Replica:
         Raises BackendError if the engine does not start."""
         endpoint = await self.rollout.launch()
         reports = endpoint.reports_allowed and self._uses_allowed
-        client = EngineClient(replace(endpoint, reports_allowed=reports))
+        client = EngineClient(replace(endpoint, reports_allowed=reports, replica=self.name))
         try:
             await client.fetch_version()
         except BaseException:  # the fleet may be closed meanwhile

@@ -409,6 +409,7 @@ class FleetRollout:
         refusals = [each.endpoint.refusal for each in self._running]
         values["refusal"] = next(filter(None, refusals), None)
         values["gate"] = WeightGate()  # calls pass the gates of the replicas
+        values["replica"] = None
         return FleetEndpoint(**values, fleet=self)
 
 

@@ -87,6 +87,7 @@ def _response_columns(call: RecordedCall) -> tuple[bytes, array[float] | None, s
         "finish_reason": call.finish_reason,
         "untrainable": call.untrainable,
         "allowed": None if call.allowed is None else call.allowed.to_wire(),
+        "replica": call.replica,
     }
     known = {name: value for name, value in values.items() if value is not None}
     return id_array(call.response_ids).tobytes(), logprobs, orjson.dumps(known).decode()
@@ -112,6 +113,7 @@ def parse_call_row(row: CallRow) -> RecordedCall:
         finish_reason=facts.get("finish_reason"),
         untrainable=facts.get("untrainable"),
         allowed=None if allowed is None else TokenMasks.from_wire(allowed),
+        replica=facts.get("replica"),
     )
 
 

@@ -108,8 +108,8 @@ class Calls(_Row, table=True):
     """Log-probabilities, exactly as the engine reported them. They are little-endian float32 if no
     value loses precision, else float64."""
     facts_json: str
-    """Weight versions, temperature, finish reason, reason why the call is untrainable, and allowed
-    token sets. Unknown facts are left out."""
+    """Weight versions, temperature, finish reason, reason why the call is untrainable, allowed
+    token sets, and the replica of a fleet. Unknown facts are left out."""
     digest: bytes
     """Digest of the call. It covers the whole prompt and the uncompressed contents of the three
     columns above, with the log-probabilities as float64. The digest detects data that the disk has

@@ -170,6 +170,8 @@ class Endpoint:
     gate: WeightGate = field(default_factory=WeightGate)
     """Gate that every call to the engine passes. The gate may be closed while the weights
     change."""
+    replica: str | None = None
+    """Name of the engine in a fleet of several replicas; None for the only engine."""
 
 
 class BackendError(Exception):

@@ -91,6 +91,9 @@ class RecordedCall:
     """For each response token, the set of tokens from which it was sampled. None means the whole
     vocabulary. The server sends the sets to the trainer, but not to the proxy, because the proxy
     does not need them, and they may be larger than the call."""
+    replica: str | None = None
+    """Name of the rollout replica that sampled the call. None if the server had only one rollout
+    engine."""
 
     def __post_init__(self) -> None:
         """Convert ids and log-probabilities to arrays. Lists would be slow for the millions of
@@ -133,6 +136,7 @@ class RecordedCall:
             finish_reason=self.finish_reason,
             untrainable=self.untrainable,
             shaped=self.allowed is not None,
+            replica=self.replica,
         )
 
     @staticmethod
@@ -166,13 +170,14 @@ class RecordedCall:
             call.temperature,
             call.finish_reason,
             call.untrainable,
+            replica=call.replica,
         )
 
     @staticmethod
     def from_log(call: CapturedCall) -> RecordedCall:
         """Return a call of an earlier run from its fields in a ledger. The call gets the version
-        LOGGED_VERSION. If its tokens were sampled from restricted sets, it is not trainable,
-        because a ledger does not have the sets.
+        LOGGED_VERSION and no replica. If its tokens were sampled from restricted sets, it is not
+        trainable, because a ledger does not have the sets.
 
         Raises ValueError if the fields of the call contradict each other.
         """
@@ -181,7 +186,7 @@ class RecordedCall:
             call = call.model_copy(update={"shaped": False, "untrainable": untrainable})
         recorded = RecordedCall.from_wire(call)
         span = VersionSpan(LOGGED_VERSION, 0, len(recorded.response_ids))
-        return replace(recorded, versions=[span])
+        return replace(recorded, versions=[span], replica=None)
 
 
 def with_prompts_apart(

@@ -62,7 +62,12 @@ def group(
     )
 
 
-def call(*, version: int = 3, logprobs: Sequence[float] | None = (-0.5, -0.25)) -> CapturedCall:
+def call(
+    *,
+    version: int = 3,
+    logprobs: Sequence[float] | None = (-0.5, -0.25),
+    replica: str | None = None,
+) -> CapturedCall:
     return CapturedCall(
         prompt_ids=pack_ids([1, 2, 300]),
         response_ids=pack_ids([70000, 5]),
@@ -70,6 +75,7 @@ def call(*, version: int = 3, logprobs: Sequence[float] | None = (-0.5, -0.25)) 
         weight_versions=[[version, 0, 1], [version + 1, 1, 2]],
         temperature=1.0,
         finish_reason="stop",
+        replica=replica,
     )
 
 
@@ -118,6 +124,15 @@ def marks(ledger: Ledger, group_id: str = "g1") -> list[bool]:
     return [one.trained for one in found.siblings]
 
 
+def drop_replicas(db: sqlite3.Connection) -> None:
+    """Change a ledger to the schema before the column `replica`."""
+    ((view,),) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'calls'").fetchall()
+    db.execute("DROP VIEW calls")
+    db.execute("ALTER TABLE call_rows DROP COLUMN replica")
+    db.execute(view.replace(", replica", ""))
+    db.execute("DELETE FROM migrations WHERE name = 'm020_replica'")
+
+
 def make_older(path: Path) -> None:
     """Change a ledger to the schema before the tables `rescored` and `forgotten_groups`."""
     with closing(sqlite3.connect(path)) as db, db:
@@ -128,5 +143,6 @@ def make_older(path: Path) -> None:
             db.execute(f"DROP INDEX {index}")
         for column in ("edit_state", "edit_reason", "edit_step", "edit_version"):
             db.execute(f"ALTER TABLE feedback DROP COLUMN {column}")
+        drop_replicas(db)
         db.execute("DELETE FROM counters WHERE subject = 'tokens' AND name <> 'sampled'")
         db.execute("DELETE FROM migrations WHERE name >= 'm016'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord, SiblingRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.ledger.tables import FEEDBACK, GROUPS, METADATA, SIBLINGS, VIEWS
+from tests.proxy.ledger.ledger_cases import call, drop_replicas, group, rows
 
 
 def shape(path: Path) -> dict[str, Any]:
@@ -68,6 +70,23 @@ def test_opening_a_current_ledger_again_does_not_change_the_file(tmp_path: Path)
     names = [name for (name,) in db.execute("SELECT name FROM migrations ORDER BY name")]
     db.close()
     assert names == [migration.__name__ for migration in MIGRATIONS]
+
+
+def test_the_calls_of_an_older_ledger_are_kept_and_have_no_replica(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    columns = "sibling, seq, prompt_ids, response_ids, logprobs, weight_version, shaped"
+    query = f"SELECT {columns} FROM calls ORDER BY sibling, seq"
+    ledger = Ledger.open(path)
+    ledger.record(group())
+    ledger.settle("g1", "pooled", None, 1, [[call(replica="replica-0")], [call(version=9)]])
+    ledger.close()
+    before = rows(path, query)
+    with closing(sqlite3.connect(path)) as db, db:
+        drop_replicas(db)
+    assert rows(path, query) == before and len(before) == 2
+    Ledger.open(path).close()
+    assert rows(path, query) == before
+    assert rows(path, "SELECT replica FROM calls") == [(None,), (None,)]
 
 
 def test_the_migrations_are_numbered_in_order() -> None:

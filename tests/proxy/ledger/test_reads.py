@@ -41,6 +41,15 @@ def test_calls_are_returned_by_sibling_in_the_captured_order(ledger: Ledger) -> 
     assert ledger.calls.by_sibling("other") == {}
 
 
+def test_a_call_keeps_the_name_of_its_replica(ledger: Ledger) -> None:
+    ledger.record(group())
+    calls = [[call(replica="replica-1")], [call()]]
+    ledger.settle("g1", "pooled", None, 1, calls)
+    assert ledger.drain()
+    assert ledger.calls.by_sibling("g1") == dict(enumerate(calls))
+    assert [one.replica for one in ledger.calls.versions("g1")] == ["replica-1", None]
+
+
 def test_a_group_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> None:
     for name in ("ab", "abc", "b%"):
         put(ledger, name)

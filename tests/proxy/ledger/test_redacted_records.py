@@ -111,11 +111,12 @@ async def test_only_the_texts_of_an_answer_decide_that_its_tokens_are_not_stored
     record = with_answer(group(rewards=(0.0, 1.0, 0.5)), 0, annotations_json='{"a":"secret"}')
     redacting.record(with_answer(record, 1, text="a secret"))
     assert await redacting.flush()
-    calls = [[call()], [call()], [call()]]
+    calls = [[call()], [call(replica="replica-1")], [call()]]
     redacting.settle("g1", "pooled", None, 1, calls)
     assert await redacting.flush()
     stored = redacting.group("g1")
     assert stored is not None
+    assert [one.replica for one in redacting.calls.versions("g1")] == [None, "replica-1", None]
     assert MARKER.search(stored.siblings[0].annotations_json or "")
     assert untrainable(tmp_path / "ledger.sqlite") == [None, "redacted", None]
 

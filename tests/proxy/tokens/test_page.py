@@ -34,6 +34,13 @@ def test_untrained_tokens_are_masked_and_have_no_advantage() -> None:
     assert "not trained: missing_logprob" in sample.calls[0].notes
 
 
+def test_the_notes_of_a_call_name_its_versions_and_its_replica() -> None:
+    (sample,) = pages.page(0.5, replica="replica-2").samples
+    assert sample.calls[0].notes[:3] == ["version 3–4", "replica-2", "temperature 1"]
+    (sample,) = pages.page(0.5).samples
+    assert sample.calls[0].notes[:2] == ["version 3–4", "temperature 1"]
+
+
 def test_a_forced_token_is_not_in_the_loss() -> None:
     (sample,) = pages.page(0.5, shaped=True).samples
     assert [token.is_trained for token in sample.calls[0].response] == [True, False]

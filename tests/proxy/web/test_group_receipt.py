@@ -39,7 +39,9 @@ async def open_client(
         async with open_proxy(load(None, flags)) as proxy:
             await proxy.link.reached.wait()
             proxy.ledger.record(replace(group("g1"), request_json=REQUEST, served_by="best"))
-            proxy.ledger.settle("g1", "pooled", None, 1, [[call()], [call()]], "r", "job")
+            proxy.ledger.settle(
+                "g1", "pooled", None, 1, [[call()], [call(replica="replica-1")]], "r", "job"
+            )
             proxy.ledger.apply_log("r", [trained(1, "g1", step=2, advantages=(-0.5, 0.5))])
             app = FastAPI()
             app.include_router(admin.router(proxy))
@@ -69,8 +71,9 @@ async def test_a_receipt_tells_the_weights_the_siblings_and_the_step(tmp_path: P
         **{"index": 0, "served": True, "best": True, "status": 200, "reward": 0.0},
         **{"finish_reason": "stop", "failure": None, "prompt_tokens": 5, "completion_tokens": 3},
         **{"trained": True, "advantage": -0.5, "temperature": 1.0, "untrainable": None},
-        "weight_versions": [[3, 0, 1], [4, 1, 2]],
+        **{"weight_versions": [[3, 0, 1], [4, 1, 2]], "replica": None},
     }
+    assert receipt["siblings"][1]["replica"] == "replica-1"
 
 
 async def test_a_receipt_contains_no_text_and_no_fingerprint_of_a_key(tmp_path: Path) -> None:

@@ -69,6 +69,19 @@ def test_calls_of_a_session_or_a_group_stay_on_one_replica_whatever_the_loads(
     assert len(chosen) == 1 or (call.session is None and call.group is None)
 
 
+@given(st.lists(FLEETS, min_size=1), CALLS, st.text(max_size=8))
+def test_a_group_leaves_its_replica_only_if_the_replica_neither_serves_nor_drains(
+    fleets: list[dict[str, ReplicaView]], call: CallAffinity, group: str
+) -> None:
+    router, home = Router(), None
+    for replicas in fleets:
+        name = router.choose(CallAffinity(call.session, group), replicas)
+        view = None if home is None else replicas.get(home)
+        if view is not None and view.state in (ReplicaState.SERVING, ReplicaState.DRAINING):
+            assert name == home
+        home = home if name is None else name
+
+
 @given(st.text(), st.sampled_from(NAMES))
 def test_a_second_attempt_goes_to_another_replica(session: str, failed: str) -> None:
     router, call = Router(), CallAffinity(session)

@@ -50,6 +50,7 @@ def calls(draw: st.DrawFn) -> RecordedCall:
         finish_reason=draw(st.none() | WORDS),
         untrainable=draw(st.none() | WORDS),
         allowed=draw(st.none() | allowed_sets.map(TokenMasks.from_packed_sets)),
+        replica=draw(st.none() | WORDS),
     )
 
 
@@ -63,6 +64,11 @@ def bits(call: RecordedCall) -> tuple[RecordedCall, bytes]:
 @example(call=replace(call(), temperature=5e-324, logprobs=[-5e-324, -0.0]))
 def test_a_call_is_read_back_bit_by_bit(call: RecordedCall) -> None:
     assert bits(parse_call_row(call_row(call))) == bits(call)
+
+
+def test_the_row_of_a_call_names_a_replica_only_in_a_fleet() -> None:
+    assert "replica" not in call_row(call())[3]
+    assert '"replica":"replica-1"' in call_row(replace(call(), replica="replica-1"))[3]
 
 
 @given(groups=st.lists(calls(), min_size=1, max_size=2 * NUM_HASHED), order=st.data())

@@ -54,8 +54,8 @@ async def add(run: Run[LocalBackend], name: str, *calls: RecordedCall) -> AddLog
     return reply
 
 
-def test_a_logged_call_gets_a_version_that_no_run_has() -> None:
-    recorded = RecordedCall.from_log(call(version=7).to_wire())
+def test_a_logged_call_gets_a_version_that_no_run_has_and_no_replica() -> None:
+    recorded = RecordedCall.from_log(replace(call(version=7), replica="replica-0").to_wire())
     assert recorded.version == LOGGED_VERSION
     assert replace(recorded, versions=call().versions) == call()
 

@@ -113,7 +113,8 @@ def test_the_reply_to_a_sample_that_cannot_be_trained_has_the_reason(closed: str
 
 
 def test_a_call_is_equal_after_the_wire() -> None:
-    assert RecordedCall.from_wire(call(version=3).to_wire()) == call(version=3)
+    for sent in (call(version=3), replace(call(), replica="replica-1")):
+        assert RecordedCall.from_wire(sent.to_wire()) == sent
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,12 @@ def sends_parts(*parts: bytes, dies_after: bool = False) -> Plan:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *plans: Plan, is_bundled: bool = False
+    folder: Path, *plans: Plan, is_bundled: bool = False, replica: str | None = None
 ) -> AsyncGenerator[tuple[ServerState, PlannedEngine]]:
     """Start a server whose engine has answered a whole and a streamed call with one choice."""
     all_plans = (answers_whole, answers_stream, *plans)
-    async with PlannedEngine(folder, *all_plans, is_bundled=is_bundled) as engine:
+    endpoint: Json = {"is_bundled": is_bundled, "replica": replica}
+    async with PlannedEngine(folder, *all_plans, **endpoint) as engine:
         state = await start_server(folder, engine)
         for streamed in (False, True):
             call = AppCall(state, {"stream": streamed}, headers={SIBLING_HEADER: "g/0"})
@@ -160,6 +161,16 @@ async def test_each_choice_is_a_part_and_a_call_of_its_own_sibling(tmp_path: Pat
         assert one[0].response_ids != two[0].response_ids
         assert one[0].prompt == two[0].prompt == 0 and len(reply.prompts) == 1
         assert one[0].weight_versions == [[3, 0, 2]] and two[0].untrainable is None
+
+
+@pytest.mark.parametrize("replica", [None, "replica-1"])
+async def test_each_captured_call_names_the_replica_that_sampled_it(
+    tmp_path: Path, replica: str | None
+) -> None:
+    async with running(tmp_path, BOTH, replica=replica) as (state, _):
+        parts_of(await AppCall(state, TWO, headers=SIBLINGS).answered())
+        calls = [call for own in end_group(state).calls for call in own]
+        assert [call.replica for call in calls] == [replica] * 4
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -64,6 +64,7 @@ class CallCapture(ABC):
         refusal: str | None = None,
         *,
         reports_allowed: bool = False,
+        replica: str | None = None,
         redactor: Redactor = OFF,
         is_redacted: bool = False,
     ) -> None:
@@ -72,9 +73,10 @@ class CallCapture(ABC):
         `body` is the app's request. `defaults` are the engine's default sampling parameters.
         `refusal` is the reason why calls of this engine must not be trained on, or None if these
         calls may be trained on. `reports_allowed` is True if the engine can report the set of
-        tokens from which each token was sampled. `is_redacted` is True if the request has text that
-        is redacted. The recorded call has no tokens if `is_redacted` is True, or if `redactor`
-        finds something in the answer.
+        tokens from which each token was sampled. `replica` is the engine's name in a fleet, or None
+        for the only engine. `is_redacted` is True if the request has text that is redacted. The
+        recorded call has no tokens if `is_redacted` is True, or if `redactor` finds something in
+        the answer.
         """
         self._redactor = redactor
         self._is_redacted = is_redacted
@@ -82,6 +84,7 @@ class CallCapture(ABC):
         self.body = body
         self._temperature = sampling_temperature(sampling)
         self._refusal = refusal
+        self._replica = replica
         self._untrainable_sampling = untrainable_sampling(sampling, reports_allowed=reports_allowed)
         self._requests_allowed = (
             reports_allowed and self._untrainable_sampling is None and bool(truncations(sampling))
@@ -291,7 +294,9 @@ class CallCapture(ABC):
             return None
         if self._is_redacted or self._finds_in_answer():
             reason, finish = REDACTED, self._finish_reason
-            return RecordedCall([], [], None, [], self._temperature, finish, reason)
+            return RecordedCall(
+                [], [], None, [], self._temperature, finish, reason, replica=self._replica
+            )
         self._take_tokens()
         has_all = len(self._logprobs) == len(self._ids) and _are_logprobs(self._logprobs)
         versions = self._spans if _cover(self._spans, len(self._ids)) else None
@@ -311,6 +316,7 @@ class CallCapture(ABC):
                 has_all, allowed, is_doubtful=versions is None and stamp.is_doubtful
             ),
             allowed=allowed,
+            replica=self._replica,
         )
 
     def _finds_in_answer(self) -> bool:

@@ -231,6 +231,7 @@ class ClientCall:
             endpoint.default_sampling,
             endpoint.refusal,
             reports_allowed=endpoint.reports_allowed,
+            replica=endpoint.replica,
             redactor=self.redactor,
             is_redacted=is_redacted,
         )
