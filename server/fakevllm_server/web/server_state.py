@@ -23,9 +23,8 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.engine_registry import open_backend
 from fakevllm_server.backends.process.rollout_trainer_pairs import remove_left_weights
-from fakevllm_server.config.cluster_check import check_job
-from fakevllm_server.config.memory_check import check_memory
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
+from fakevllm_server.config.start_check import check_job
 from fakevllm_server.curves.trackers import folders_with_tables
 from fakevllm_server.episodes.batch_selection import batches_waiting, method_of
 from fakevllm_server.episodes.claim_limits import Participation
@@ -38,7 +37,7 @@ from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity, identity_of
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.fleet.rollout import FleetEndpoint, FleetRollout
+from fakevllm_server.fleet.rollout import FleetRollout
 from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.journal.group_commit_writer import JournalError
 from fakevllm_server.journal.store import Journal
@@ -109,7 +108,8 @@ class ServerState:
     responses: StoredResponses = field(default_factory=StoredResponses)
     """Responses that the clients of this server process may retrieve."""
     fleet: FleetRollout | None = None
-    """The rollout replicas that answer calls. None if there is one rollout engine."""
+    """The rollout replicas that answer calls, or that are being started. None if there is one
+    rollout engine, and while the engine is off."""
     policies: PolicyLoader | None = None
     """Loader of earlier versions of the weights, or None while the engine is off."""
     release_service: ReleaseService = field(init=False)
@@ -302,6 +302,7 @@ class ServerState:
         await asyncio.to_thread(remove_left_weights, trainer.run_dir, weights_dir)
         backend = open_backend(replicas, trainer, weights_dir)
         identity = await self._open_run_of(job, model)
+        self.fleet = backend.rollout if isinstance(backend.rollout, FleetRollout) else None
         self._model, self.vocab_size = model, vocab_size
         record = engine_start(self.config, job, model.model, model.fingerprint)
         await asyncio.to_thread(self.run.folder.record_engine_start, record)
@@ -634,24 +635,17 @@ class ServerState:
         client = EngineClient(endpoint)
         await client.fetch_version()
         previous, self.engine_client = self.engine_client, client
-        self.fleet = endpoint.fleet if isinstance(endpoint, FleetEndpoint) else None
         if previous is not None:
             await _disconnect(previous, next_endpoint=endpoint)
         self.run.folder.record_model(self.config.trainer_name, self._model)
 
     def _specs(self, job: TrainJob) -> tuple[list[EngineSpec], EngineSpec]:
         """Return the settings with which each rollout replica is started, and the settings for the
-        trainer. The server's own flags override the job's settings."""
+        trainer. The server's own flags override the job's settings. Raises ConfigError if this
+        server cannot run the job."""
         config = self.config
-        setting = config.model_for(job)
-        if setting is None and config.trainer_name != "fake":
-            raise ConfigError(
-                "No model is set: start the server with --model DIR, or name a model in the job."
-            )
-        name = config.served_name_of(setting)
-        model = None if setting is None else find_model(setting, config.allow_hub)
-        check_job(config.cluster, job)
-        check_memory(config, job, model)
+        model = check_job(config, job)
+        name = config.served_name_of(config.model_for(job))
         cluster = config.cluster
         rollout = EngineSpec(
             config.rollout_name,

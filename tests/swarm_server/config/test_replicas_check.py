@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.config import replicas_check
-from fakevllm_server.config.memory_check import check_start
 from fakevllm_server.config.model import ConfigError, ServerConfig
+from fakevllm_server.config.start_check import check_start
 from fakevllm_server.placement.cluster_section import ClusterSection
 
 RUN = Path("runs")
@@ -57,12 +56,6 @@ def test_the_number_of_replicas_comes_from_the_urls_the_flag_or_the_section() ->
     urls = ["http://gpu:2", "http://gpu:3"]
     config = ServerConfig("vllm", RUN, rollout_url="http://gpu:1", more_rollout_urls=urls)
     assert config.num_replicas == 3
-
-
-def test_lockstep_needs_one_engine() -> None:
-    config = ServerConfig("embedded", RUN, replicas=2)
-    with pytest.raises(ConfigError, match=r"job.lockstep needs one engine, and .* 2 replicas"):
-        config.engine_args_for(TrainJob(lockstep=True, num_repeat=2))
 
 
 def test_with_replicas_the_trainer_has_a_process_of_its_own() -> None:

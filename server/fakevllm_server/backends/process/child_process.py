@@ -94,7 +94,9 @@ class ChildProcess:
                 refused = self._process.returncode == REFUSED_EXIT_CODE
                 raise (BackendRefused if refused else BackendError)(await self.lost())
             if time.monotonic() > deadline:
-                raise BackendError(f"{self.name} was not ready after {limit_s:.0f} s")
+                raise BackendError(
+                    f"{self.name} was not ready after {limit_s:.0f} s; see {self.log_file}"
+                )
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def lost(self) -> str:
@@ -108,7 +110,7 @@ class ChildProcess:
         if code == REFUSED_EXIT_CODE:
             return f"{message}: {_last_line(self.log_file)}"
         # Without the log's last line: apps see this message, and the line may be of a traceback.
-        return f"{message}; see {self.log_file.name}"
+        return f"{message}; see {self.log_file}"
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stop the process with SIGTERM. If the process still runs after `grace_s` seconds, kill it
