@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.store import Ledger
+from fakevllm.runtime.error_cause import one_line
 from fakevllm.swarm.errors import (
     CALL_TIMEOUT_S,
     NEEDS_ADMIN_KEY,
@@ -24,7 +25,6 @@ from fakevllm.swarm.errors import (
     VERSIONS_NEED_ADMIN_KEY,
     describe_error,
     is_transient,
-    one_line,
 )
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.formats.base import EngineInfo

@@ -401,9 +401,7 @@ class FleetRollout:
         use the clients that `client_for` chooses."""
         refusals = [each.endpoint.refusal for each in self._running]
         # Calls pass the gates of the replicas.
-        return replace(
-            endpoint, refusal=next(filter(None, refusals), None), gate=WeightGate()
-        )
+        return replace(endpoint, refusal=next(filter(None, refusals), None), gate=WeightGate())
 
 
 async def _close(replica: Replica) -> None:

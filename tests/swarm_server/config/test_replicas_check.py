@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fakevllm_server.cli.main import app
 from fakevllm_server.config import replicas_check
 from fakevllm_server.config.model import ConfigError, ServerConfig
 from fakevllm_server.config.start_check import check_start
@@ -42,6 +44,28 @@ def test_settings_that_contradict_each_other_are_refused(
     with pytest.raises(ConfigError, match=f"^{message}") as refused:
         ServerConfig("vllm", RUN, **settings)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--replicas abc", "Error: Invalid value for '--replicas': 'abc' is not a valid int"),
+        ("--replicas 2.5", "Error: Invalid value for '--replicas': '2.5' is not a valid int"),
+        ("--replicas 0", "fakevllm-server: --replicas must be 1 to 64, got 0."),
+        ("--replicas -1", "fakevllm-server: --replicas must be 1 to 64, got -1."),
+        (
+            "--replicas 2 --backend vllm --rollout-url http://gpu:1",
+            "fakevllm-server: --replicas is for engines that this server starts, and --rollout-url "
+            "names engines that run: remove --replicas, and give --rollout-url once for each eng",
+        ),
+    ],
+)
+def test_a_wrong_number_of_replicas_on_the_command_line_is_named_in_the_last_line(
+    flags: str, message: str
+) -> None:
+    result = CliRunner().invoke(app, ["start", "--check", *flags.split()])
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith(message)
 
 
 def test_more_replicas_than_gpus_are_refused() -> None:

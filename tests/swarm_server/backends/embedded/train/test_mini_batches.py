@@ -103,7 +103,8 @@ def test_a_step_makes_the_updates_of_one_step_for_each_mini_batch_and_epoch(
     assert torch.equal(weights(together), weights(apart))
     for name in ("loss", "grad_norm"):
         assert metrics[name] == pytest.approx(sum(one[name] for one in singles) / 6), name
-    assert metrics["skipped"] == 0
+    assert (metrics["skipped"], metrics[UPDATES_MADE]) == (0, 6)
+    assert [one[UPDATES_MADE] for one in singles] == [1] * 6
 
 
 def test_the_old_policy_of_all_updates_is_that_before_the_first(tiny_folder: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_step_too_far_from_its_engine_makes_no_update_in_any_mini_batch(
     before = weights(trainer)
     metrics = step(trainer, job_of(mini_batch_num=4, max_mismatch_k3=1.0), Batch(1, calls))
 
-    assert metrics["too_far"] == metrics["no_update"] == 1
+    assert metrics["too_far"] == metrics["no_update"] == 1 and metrics[UPDATES_MADE] == 0
     assert torch.equal(weights(trainer), before)
 
 
@@ -196,7 +197,7 @@ def test_a_loss_that_is_not_finite_in_one_mini_batch_prevents_all_updates(
     before = weights(trainer)
     metrics = step(trainer, job_of(mini_batch_num=3), Batch(1, poisoned))
 
-    assert metrics["skipped"] == metrics["no_update"] == 1
+    assert metrics["skipped"] == metrics["no_update"] == 1 and metrics[UPDATES_MADE] == 0
     assert not math.isfinite(metrics["loss"])
     assert torch.equal(weights(trainer), before)
 
