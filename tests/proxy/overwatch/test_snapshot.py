@@ -8,7 +8,13 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from fakevllm.overwatch.history import MAX_LINES, MAX_STEPS, EvaluationRewards, History
+from fakevllm.overwatch.history import (
+    MAX_LINES,
+    MAX_STEPS,
+    EvaluationRewards,
+    History,
+    describe_entry,
+)
 from fakevllm.overwatch.snapshot import AWAY, EvaluationPoint, Speed, away_snapshot, build_snapshot
 from fakevllm_adapters.protocol.batch_status import PoolInformation
 from tests.proxy.overwatch.cases import (

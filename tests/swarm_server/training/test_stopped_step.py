@@ -75,6 +75,7 @@ async def test_a_step_with_all_of_its_updates_trains_all_groups(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch with one group less than `mini_batch_num` makes one update less, too."""
+    caplog.set_level("INFO", logger="fakevllm.server")
     job = TWO_MINI_BATCHES.model_copy(update={"mini_batch_num": 3})
     run = Run(tmp_path, StoppingBackend(num_updates=2, is_stopped=False), job)
     step = await one_step(run)

@@ -200,11 +200,11 @@ async def test_the_status_shows_the_replicas_while_they_start(tmp_path: Path) ->
     state: ServerState = app.state.server
     state.job = TrainJob()
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
 
         async def replicas() -> list[tuple[str, str]]:
-            status = (await http.get("/get_engine_status")).json()
-            return [(one["name"], one["state"]) for one in status["replicas"]]
+            reply = await http.get("/get_engine_status")
+            return [(one["name"], one["state"]) for one in reply.json()["replicas"]]
 
         assert await replicas() == []
         await start_engine(state)
