@@ -18,11 +18,11 @@ def error_cause(error: object) -> str:
     >>> error_cause(TimeoutError("timed out")), error_cause(TimeoutError()), error_cause("a  b")
     ('timed out', 'TimeoutError', 'a b')
     """
-    inner = getattr(error, "os_error", error)  # aiohttp's errors of connections have it
-    return one_line(_text(inner) or str(inner) or type(inner).__name__)
+    return one_line(_text(error) or str(error) or type(error).__name__)
 
 
 def _text(error: object) -> str | None:
+    """Return the text without the error's arguments. Return None if the error has no such text."""
     if not isinstance(error, OSError):
         return None
     # The number of a TLS error is OpenSSL's, and those of name lookups are negative. As a number of

@@ -11,6 +11,7 @@ from swarm_server.loops import JOB, Run
 
 from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.backends.training.mini_batches import mini_batches
+from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE
 from fakevllm_server.backends.training.step_updates import UPDATES_MADE
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 
@@ -22,8 +23,9 @@ class StoppingBackend(LocalBackend):
 
     def __init__(self, num_updates: int, *, is_stopped: bool = True) -> None:
         super().__init__()
-        self.num_updates = num_updates
-        self.is_stopped = is_stopped
+        self.outcome: StepMetrics = {UPDATES_MADE: float(num_updates)}
+        if is_stopped:
+            self.outcome |= {"loss": math.nan, "skipped": 1.0}
         self.first_groups: set[str] = set()
         """Ids of the groups in the first mini-batch of the latest step."""
 
@@ -31,8 +33,7 @@ class StoppingBackend(LocalBackend):
         first, *_ = mini_batches(batch, 2)
         self.first_groups = {call.group_id for call in first.batch.calls}
         metrics = await super().step(batch, loss)
-        metrics |= {UPDATES_MADE: float(self.num_updates)}
-        return metrics | ({"loss": math.nan, "skipped": 1.0} if self.is_stopped else {})
+        return metrics | self.outcome
 
 
 async def one_step(run: Run[StoppingBackend]) -> LogEntry:
@@ -69,6 +70,16 @@ async def test_groups_are_trained_by_a_step_that_stops_after_its_first_epoch(
     assert [group.siblings for group in step.groups] == [[0, 1], [0, 1]]
     assert step.metrics["tokens_trained"] == 8
     assert "untrained_tokens_not_finite" not in step.metrics
+
+
+async def test_a_step_without_any_update_counts_its_tokens_once(tmp_path: Path) -> None:
+    backend = StoppingBackend(num_updates=0)
+    backend.outcome |= NO_UPDATE
+    step = await one_step(Run(tmp_path, backend, TWO_MINI_BATCHES))
+
+    assert [group.siblings for group in step.groups] == [[], []]
+    assert step.metrics["tokens_trained"] == 0
+    assert step.metrics["untrained_tokens_not_finite"] == 8
 
 
 async def test_a_step_with_all_of_its_updates_trains_all_groups(
