@@ -15,6 +15,7 @@ from fakevllm_server.placement.cluster_section import ClusterSection
 from fakevllm_server.web.server_state import ServerState
 
 RUN = Path("runs")
+DEMO: dict[str, Any] = {"run_dir": RUN, "model": "demo"}
 LOCKSTEP = TrainJob(lockstep=True)
 ADAPTERS = TrainJob(lora_rank=8, lr=1e-3)
 SLEEP = ClusterSection(gpus_per_node=1, training_gpus=1, colocate="sleep")
@@ -63,7 +64,7 @@ NEEDS_EMBEDDED = "job.lockstep needs the embedded engine, .*: start the server w
 def test_a_job_that_the_server_cannot_run_is_refused_before_it_starts(
     settings: dict[str, Any], job: TrainJob, message: str
 ) -> None:
-    config = ServerConfig(**({"run_dir": RUN, "model": "demo"} | settings))
+    config = ServerConfig(**(DEMO | settings))
     check_start(config, None, {})  # jobs come later
     with pytest.raises(ConfigError, match=f"^{message}") as refused:
         check_start(config, job, {})
@@ -86,7 +87,7 @@ def test_a_job_that_the_server_cannot_run_is_refused_before_it_starts(
     ],
 )
 def test_a_job_that_the_server_can_run_is_accepted(settings: dict[str, Any], job: TrainJob) -> None:
-    check_start(ServerConfig(**({"run_dir": RUN, "model": "demo"} | settings)), job, {})
+    check_start(ServerConfig(**(DEMO | settings)), job, {})
 
 
 def test_the_engines_load_the_model_of_the_flag_or_of_the_job(tmp_path: Path) -> None:
