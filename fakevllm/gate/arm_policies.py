@@ -27,7 +27,8 @@ import aiohttp
 
 from fakevllm.release.arms import Arm
 from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
-from fakevllm.swarm.server_connection import LOAD_TIMEOUT_S, SwarmLink
+from fakevllm.swarm.server_client import LOAD_TIMEOUT_S
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.protocol.policy_names import policy_name
 
 log = logging.getLogger("fakevllm.gate.arm_policies")

@@ -49,7 +49,7 @@ from fakevllm.swarm.errors import (
     RELEASES_NEED_NEWER_SERVER,
     describe_error,
 )
-from fakevllm.swarm.server_connection import RELEASE_TIMEOUT_S
+from fakevllm.swarm.server_client import RELEASE_TIMEOUT_S
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.releases import (
     GATE,

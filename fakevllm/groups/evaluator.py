@@ -26,7 +26,8 @@ from fakevllm.hooks.version_leases import Use
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
-from fakevllm.swarm.server_connection import LOAD_TIMEOUT_S, SwarmLink
+from fakevllm.swarm.server_client import LOAD_TIMEOUT_S
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingResult, read_answer

@@ -12,6 +12,8 @@ NUM_ERRORS = 5.0
 change counts as certain. The detectors look after each step, and both windows are short. In 1,600
 simulated runs of 120 steps with one to eight answers per step, whose shares did not change, 4
 standard errors gave an alarm in 56 runs, and 5 in 3 runs."""
+MAX_VALUE = 1e100
+"""Largest magnitude of a value. The squares of such values can still be added."""
 
 
 class Trend:
@@ -36,8 +38,9 @@ class Trend:
         self.latest = deque(latest, maxlen=num_latest)
 
     def add(self, value: float) -> None:
-        """Add the value of the next step. A value that is no finite number is left out."""
-        if not math.isfinite(value):
+        """Add the value of the next step. A value that is no number, or that is too large, is left
+        out."""
+        if not abs(value) <= MAX_VALUE:  # also for a NaN
             return
         if len(self.first) < self._num_first:
             self.first.append(value)

@@ -159,6 +159,7 @@ def test_a_run_without_its_cheat_and_a_run_with_other_live_alarms_are_problems()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_cheat_is_learned_and_seen_and_the_replay_agrees_with_the_proxy(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "benchmarks.hack_zoo", "--out", str(tmp_path), "--quick"]

@@ -13,9 +13,10 @@ from fakevllm.ledger.curve_reads import CurveEnds
 from fakevllm.ledger.forgotten_groups import Cause
 from fakevllm.rescoring.hook_reloader import ReloadsStopped, ReloadState
 from fakevllm.web.arm_views import ArmStats, arm_stats
-from fakevllm.web.proxy_components import ProxyComponents, RunningHooks
+from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm.web.routes.group_receipt import GroupReply, group_reply
 from fakevllm.web.routes.passthrough import error_response
+from fakevllm.web.startup.hook_reloads import RunningHooks
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.credentials import api_key_of

@@ -28,6 +28,7 @@ from fakevllm_server.web.routes import (
     refusals,
     stored_responses,
     uploads,
+    versions,
 )
 from fakevllm_server.web.routes.authorization import (
     ADMIN_PATHS,
@@ -57,7 +58,7 @@ def create_app(config: ServerConfig) -> FastAPI:
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     refusals.add_handlers(app)
     # The router tries the routes in order, so the most frequent requests come first.
-    for module in (groups, control, uploads, episodes):
+    for module in (groups, control, versions, uploads, episodes):
         app.include_router(module.router(state))
     latest_call = LatestCall() if config.keep_latest_call else None
     app.include_router(inspection.router(state, latest_call))

@@ -6,10 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 from fakevllm_adapters.job.model import TrainJob
@@ -23,8 +22,8 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.engine_registry import open_backend
 from fakevllm_server.backends.process.rollout_trainer_pairs import remove_left_weights
+from fakevllm_server.config.engine_specs import engine_specs
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
-from fakevllm_server.config.start_check import check_job
 from fakevllm_server.curves.trackers import folders_with_tables
 from fakevllm_server.episodes.batch_selection import batches_waiting, method_of
 from fakevllm_server.episodes.claim_limits import Participation
@@ -60,8 +59,6 @@ from fakevllm_server.training.stop_and_restart import finish_reason
 from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.vocabulary_check import read_vocab_size
 from fakevllm_server.types.backend import Endpoint
-from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.types.weight_versions import WHOLE_CALLS_BOUND_S
 from fakevllm_server.web.open_run import OpenRun
 from fakevllm_server.web.stored_responses import StoredResponses
 
@@ -295,7 +292,7 @@ class ServerState:
         """
         job = self.job
         assert job is not None, "sync a job first"
-        replicas, trainer = self._specs(job)
+        replicas, trainer = engine_specs(self.config, job)
         model = await asyncio.to_thread(identify, trainer.model)
         vocab_size = await asyncio.to_thread(read_vocab_size, trainer.model)
         weights_dir = self.config.weights_dir
@@ -638,62 +635,6 @@ class ServerState:
         if previous is not None:
             await _disconnect(previous, next_endpoint=endpoint)
         self.run.folder.record_model(self.config.trainer_name, self._model)
-
-    def _specs(self, job: TrainJob) -> tuple[list[EngineSpec], EngineSpec]:
-        """Return the settings with which each rollout replica is started, and the settings for the
-        trainer. The server's own flags override the job's settings. Raises ConfigError if this
-        server cannot run the job."""
-        config = self.config
-        model = check_job(config, job)
-        name = config.served_name_of(config.model_for(job))
-        cluster = config.cluster
-        rollout = EngineSpec(
-            config.rollout_name,
-            config.run_dir,
-            model,
-            name,
-            seed=config.seed,
-            allow_hub=config.allow_hub,
-            extra_args=config.engine_args_for(job),
-            job_args=config.engine_settings_for(job),
-            lora_rank=job.lora_rank if config.trainer_name != "fake" else 0,
-            target_modules=job.target_modules,
-            url=config.rollout_url,
-            api_key=config.rollout_key,
-            visible_gpus=cluster and cluster.visible_gpus(cluster.replica_range(0), os.environ),
-            media_domains=config.media_domains,
-            drain_bound_s=WHOLE_CALLS_BOUND_S if job.async_steps else None,
-            weight_transport=config.weight_transport,
-            shares_gpu=cluster is None or cluster.shares_gpu,
-            sleeps=cluster is not None and cluster.colocate == "sleep",
-        )
-        trainer = replace(
-            rollout,
-            engine=config.trainer_name,
-            extra_args=config.trainer_args_for(job),
-            visible_gpus=cluster and cluster.visible_training_gpus(os.environ),
-            train_only=True,
-        )
-        return [self._replica(rollout, number) for number in range(config.num_replicas)], trainer
-
-    def _replica(self, rollout: EngineSpec, number: int) -> EngineSpec:
-        """Return the settings of a rollout replica. `rollout` has the settings of the only one. As
-        one of several, each replica has its own folder for its log and its sockets, and its own
-        seed, so that equal prompts get different answers on different replicas."""
-        config = self.config
-        if config.num_replicas == 1:
-            return rollout
-        run_dir = config.run_dir / f"replica-{number}"
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        cluster, urls = config.cluster, config.rollout_urls
-        return replace(
-            rollout,
-            run_dir=run_dir,
-            seed=config.seed + number,
-            url=urls[number] if urls else None,
-            visible_gpus=cluster
-            and cluster.visible_gpus(cluster.replica_range(number), os.environ),
-        )
 
 
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:

@@ -207,10 +207,11 @@ async def test_a_dry_run_says_why_the_proxy_would_refuse(code: str, words: str, 
 async def test_a_dry_run_ends_after_its_time(path: Path) -> None:
     fill(path)
     hooks = write_hooks(path.parent / "hooks", SLOW)
-    settings = DryRunSettings(hooks, limits=ReloadSection(max_s=2.0))
+    # The process of the hooks must start within this time, also on a busy machine.
+    settings = DryRunSettings(hooks, limits=ReloadSection(max_s=8.0))
     async with open_console(path, hooks=settings) as console:
         html = await dry_run(console)
-    assert "0 of 3 groups were tried within 2 s (limit hooks.reload.max_s)" in html
+    assert "0 of 3 groups were tried within 8 s (limit hooks.reload.max_s)" in html
 
 
 async def test_a_dry_run_without_a_ledger_is_explained(path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fakevllm.config.guard import GuardSection, GuardThresholds
@@ -61,6 +62,7 @@ def test_shares_of_few_answers_hardly_ever_raise_an_alarm_by_chance(
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(sorted(TROUBLES)), st.floats()), max_size=80))
+@example([dict.fromkeys(TROUBLES, value) for value in (0.0, 1e160, sys.float_info.max) * 20])
 def test_any_numbers_leave_the_detectors_working_and_their_memory_bounded(
     steps: list[Figures],
 ) -> None:

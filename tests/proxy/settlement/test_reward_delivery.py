@@ -18,7 +18,7 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.settlement import reward_delivery as delivery_module
 from fakevllm.settlement.held_out_groups import HeldOutGroups
 from fakevllm.settlement.reward_delivery import Delivery
-from fakevllm.swarm import server_connection
+from fakevllm.swarm import server_client
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EndGroupReply, SuccessReply, Task
@@ -154,7 +154,7 @@ async def test_a_group_that_the_server_refuses_is_lost_without_retries(ledger: L
 async def test_the_end_of_a_group_is_sent_again_after_each_transient_error(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_connection, "MAX_RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(server_client, "MAX_RETRY_PAUSE_S", 0.0)
     async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
         swarm.answers["/end_group"] = 503
         delivery.settle(group("g1"))
@@ -171,7 +171,7 @@ def _without_retries(post: T) -> T:
 async def test_a_group_waits_until_the_server_is_reachable_and_is_sent_then(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_connection, "_with_retries", _without_retries)
+    monkeypatch.setattr(server_client, "_with_retries", _without_retries)
     monkeypatch.setattr(delivery_module, "RESEND_PAUSE_S", 0.0)
     async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
         well = swarm.answers["/get_engine_status"]

@@ -11,6 +11,7 @@ import pytest
 from swarm_server.placement.plans import CONFIG
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.config.engine_specs import engine_specs
 from fakevllm_server.config.memory_check import check_memory, memory_plan
 from fakevllm_server.config.model import ConfigError, ServerConfig
 from fakevllm_server.config.start_check import check_start
@@ -76,7 +77,7 @@ def test_the_section_decides_the_numbers_of_vllm_and_of_verls_workers() -> None:
     ("listed", "rollout", "trainer"),
     [(None, "0,1,2,3", "4,5,6,7"), ("9,8,7,6,5,4,3,2,1", "9,8,7,6", "5,4,3,2")],
 )
-async def test_engine_and_trainer_get_gpus_of_their_own(
+def test_engine_and_trainer_get_gpus_of_their_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     listed: str | None,
@@ -86,12 +87,11 @@ async def test_engine_and_trainer_get_gpus_of_their_own(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    state = ServerState(ServerConfig("verl", tmp_path, model="demo", cluster=SECTION))
-    replicas, of_trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    config = ServerConfig("verl", tmp_path, model="demo", cluster=SECTION)
+    replicas, of_trainer = engine_specs(config, TrainJob())
     specs = [*replicas, of_trainer]
     visible = [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs]
     assert visible == [rollout, trainer]
-    await state.close()
 
 
 def test_several_machines_need_a_shared_folder_for_new_weights(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_several_machines_need_a_shared_folder_for_new_weights(tmp_path: Path) -
     check_start(replace(config, weights_dir=tmp_path), None, {})
 
 
-async def test_on_several_machines_the_workers_join_the_ray_cluster_of_the_section(
+def test_on_several_machines_the_workers_join_the_ray_cluster_of_the_section(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -110,8 +110,7 @@ async def test_on_several_machines_the_workers_join_the_ray_cluster_of_the_secti
         8, 8, nodes=2, ray_address="head:6379", min_training_gpus=4, tensor_parallel=4
     )
     config = ServerConfig("verl", tmp_path, model="demo", cluster=section, weights_dir=tmp_path)
-    state = ServerState(config)
-    (rollout,), trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    (rollout,), trainer = engine_specs(config, TrainJob())
     assert rollout.visible_gpus == "0,1,2,3"
     assert trainer.visible_gpus is None
     assert trainer.extra_args == [
@@ -120,30 +119,27 @@ async def test_on_several_machines_the_workers_join_the_ray_cluster_of_the_secti
         "--ray-address=head:6379",
         "--max-gpus=12",
     ]
-    await state.close()
 
 
-async def test_without_a_section_the_engines_inherit_the_servers_gpus(
+def test_without_a_section_the_engines_inherit_the_servers_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    state = ServerState(ServerConfig("verl", tmp_path, model="demo"))
-    replicas, of_trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    config = ServerConfig("verl", tmp_path, model="demo")
+    replicas, of_trainer = engine_specs(config, TrainJob())
     specs = [*replicas, of_trainer]
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["5", "5"]
     assert [spec.visible_gpus for spec in specs] == [None, None]
-    await state.close()
 
 
-async def test_each_replica_has_gpus_a_folder_and_a_seed_of_its_own(tmp_path: Path) -> None:
+def test_each_replica_has_gpus_a_folder_and_a_seed_of_its_own(tmp_path: Path) -> None:
     section = ClusterSection(gpus_per_node=8, training_gpus=2, tensor_parallel=2, replicas=3)
-    state = ServerState(ServerConfig("verl", tmp_path, model="demo", cluster=section, seed=5))
-    replicas, trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    config = ServerConfig("verl", tmp_path, model="demo", cluster=section, seed=5)
+    replicas, trainer = engine_specs(config, TrainJob())
     assert [spec.visible_gpus for spec in replicas] == ["0,1", "2,3", "4,5"]
     assert [spec.run_dir for spec in replicas] == [tmp_path / f"replica-{n}" for n in range(3)]
     assert [spec.seed for spec in replicas] == [5, 6, 7]
     assert (trainer.visible_gpus, trainer.run_dir, trainer.seed) == ("6,7", tmp_path, 5)
-    await state.close()
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.config.engine_specs import engine_specs
 from fakevllm_server.config.model import ConfigError, ServerConfig
 from fakevllm_server.config.start_check import check_start
 from fakevllm_server.placement.cluster_section import ClusterSection
-from fakevllm_server.web.server_state import ServerState
 
 SLEEP = ClusterSection(gpus_per_node=1, training_gpus=1, colocate="sleep")
 ON_VLLM: dict[str, Any] = {"backend": "vllm", "run_dir": Path("run"), "weight_transport": "vllm"}
@@ -99,13 +99,11 @@ def test_several_replicas_and_sleep_contradict_each_other() -> None:
         (replace(SLEEP, gpus_per_node=2, training_gpus=2), True, True),
     ],
 )
-async def test_the_engines_are_started_as_the_settings_say(
+def test_the_engines_are_started_as_the_settings_say(
     tmp_path: Path, cluster: ClusterSection | None, shares_gpu: bool, sleeps: bool
 ) -> None:
     backend = "verl" if cluster is not None and cluster.training_gpus > 1 else "vllm"
     config = ServerConfig(backend, tmp_path, model="demo", cluster=cluster, weight_transport="vllm")
-    state = ServerState(config)
-    (rollout,), trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    (rollout,), trainer = engine_specs(config, TrainJob())
     assert (rollout.weight_transport, rollout.shares_gpu) == ("vllm", shares_gpu)
     assert (rollout.sleeps, trainer.train_only) == (sleeps, True)
-    await state.close()

@@ -7,6 +7,7 @@ stored_responses.py  retrieval and deletion of answers in the Responses format
 episodes.py          episodes that clients claim
 groups.py            groups of answers to apps' requests, and feedback samples
 control.py           status, job, start and stop of the engine, run log
+versions.py          versions of the weights: sampled, released, rejected, returned to
 inspection.py        claimed episodes, the batch, tokens, verbose log
 uploads.py           upload of training code
 authorization.py     roles of API keys, and owners of episodes
