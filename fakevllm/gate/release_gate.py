@@ -42,12 +42,12 @@ from fakevllm.release.actions import (
 from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.release.between_steps import BetweenStepsController
 from fakevllm.release.controller import GateController, GateRules
+from fakevllm.runtime.error_cause import one_line
 from fakevllm.swarm.errors import (
     NETWORK_ERRORS,
     RELEASES_NEED_ADMIN_KEY,
     RELEASES_NEED_NEWER_SERVER,
     describe_error,
-    one_line,
 )
 from fakevllm.swarm.server_client import RELEASE_TIMEOUT_S
 from fakevllm_adapters.protocol.errors import WireError

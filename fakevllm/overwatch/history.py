@@ -158,6 +158,8 @@ def _describe_metrics(metrics: Mapping[str, float]) -> str:
         groups = format_groups(metrics.get("groups", 0))
         parts.append(f"reward {metrics['reward_mean']:.3f} of {groups}")
     parts.append(f"{metrics.get('tokens_trained', 0):.0f} tokens trained")
+    if (num_updates := metrics.get("updates_made", 0)) > 1:
+        parts.append(f"{num_updates:.0f} updates")
     if metrics.get("skipped"):
         parts.append("NO UPDATE" if metrics.get("no_update") else "NOT ALL UPDATES")
     if "step_seconds" in metrics:

@@ -5,6 +5,7 @@ code in this folder does not depend on groups (requests with their sampled answe
   and `train` start).
 * Asyncio: `task_set` (background tasks), `bounded_tasks` (a limited number of tasks at a time),
   `disconnect` (cancellation when the client disconnects).
+* Errors: `error_cause` (the text of an error of a connection).
 * Output: `terminal_text` (escaping of untrusted text), `plurals` (numbers with their nouns),
   `progress_bar`, `json_file` (the file of the flag --json).
 """

@@ -4,8 +4,6 @@ hooks."""
 from __future__ import annotations
 
 import json
-import os
-import ssl
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -14,6 +12,7 @@ from typing import Any
 from fakevllm.config.http_address import checked_http_url
 from fakevllm.config.reload_limit import MAX_TRIAL_S
 from fakevllm.errors import ConfigError
+from fakevllm.runtime.error_cause import error_cause
 from fakevllm_adapters.protocol.keys import bearer_header
 
 Json = dict[str, Any]
@@ -99,19 +98,9 @@ def no_proxy(url: str, cause: object) -> str:
     """Return the error text for a URL at which no proxy answers. `cause` is the reason, such as a
     refused connection."""
     return (
-        f"No fakevllm proxy answers at {url} ({_cause_text(cause)}): start it with `fakevllm up` "
+        f"No fakevllm proxy answers at {url} ({error_cause(cause)}): start it with `fakevllm up` "
         "or `fakevllm serve`, or set --url."
     )
-
-
-def _cause_text(cause: object) -> str:
-    """Return the text of the error `cause`. If aiohttp could not connect, return the system's
-    error as urllib words it, because aiohttp's text repeats the host and names TLS settings."""
-    error = getattr(cause, "os_error", None)  # only an aiohttp.ClientConnectorError has it
-    if not isinstance(error, OSError) or isinstance(error, ssl.SSLError) or not error.errno:
-        return str(cause)
-    text = os.strerror(error.errno) if error.errno > 0 else error.strerror
-    return f"[Errno {error.errno}] {text}"
 
 
 def not_a_proxy(url: str, status: int) -> str:

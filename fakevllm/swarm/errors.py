@@ -3,9 +3,9 @@ Describe the failure and its fix to the user."""
 
 from __future__ import annotations
 
-import os
-
 import aiohttp
+
+from fakevllm.runtime.error_cause import error_cause, one_line
 
 CALL_TIMEOUT_S = 10
 """Timeout of a request to the server, in seconds."""
@@ -23,7 +23,6 @@ RELEASES_NEED_ADMIN_KEY = (
 )
 RELEASES_NEED_NEWER_SERVER = "the server does not know releases: update fakevllm-server"
 NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
-MAX_LINE_CHARS = 300
 
 
 def is_transient(error: BaseException) -> bool:
@@ -58,26 +57,8 @@ def describe_error(error: Exception, timeout_s: float = CALL_TIMEOUT_S) -> str:
             return f"does not answer within {timeout_s:g} s: see its log"
         case aiohttp.ClientError():
             return (
-                f"cannot be reached ({_cause(error)}): start it with `fakevllm-server start`, or "
-                "name another with --swarm"
+                f"cannot be reached ({error_cause(error)}): start it with `fakevllm-server "
+                "start`, or name another with --swarm"
             )
         case _:
             return f"cannot be polled ({type(error).__name__}: {one_line(str(error))})"
-
-
-def _cause(error: aiohttp.ClientError) -> str:
-    """Return the error's text. Leave out the host and the TLS settings that aiohttp adds to the
-    text."""
-    errno = error.errno if isinstance(error, OSError) else None
-    # The number of a TLS error is OpenSSL's. As a number of the system, it has another meaning.
-    is_tls = isinstance(error, aiohttp.ClientSSLError)
-    if errno is not None and errno > 0 and not is_tls:
-        return os.strerror(errno)
-    text = error.strerror if isinstance(error, OSError) else str(error)
-    return one_line(text or type(error).__name__)
-
-
-def one_line(text: str) -> str:
-    """Return the text as one line of at most MAX_LINE_CHARS characters. Each run of white space
-    becomes a single space."""
-    return " ".join(text.split())[:MAX_LINE_CHARS]

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.store import Ledger
+from fakevllm.runtime.error_cause import one_line
 from fakevllm.swarm.errors import (
     NEEDS_ADMIN_KEY,
     describe_error,
-    one_line,
 )
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_client import ServerClient

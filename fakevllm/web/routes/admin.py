@@ -336,6 +336,8 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
     """Return the statistics of the proxy. The learning curve is that of the newest run whose id
     begins with `run`. If there is no such run, return a response with status 404. If `ends_only` is
     True, read only the first and the last steps of the curve."""
+    # Read before the ledger, which then has all groups of the steps that the status calls finished.
+    engine = proxy.link.status
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")
@@ -356,7 +358,7 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
     edits = await asyncio.to_thread(ledger.edits.counts)
     failures = await asyncio.to_thread(ledger.failures)
     return Stats(
-        engine=proxy.link.status,
+        engine=engine,
         paused=proxy.traffic_gate.pause.is_on,
         has_hooks=proxy.config.hooks.path is not None,
         hooks_changed=None if proxy.hooks is None else await proxy.hooks.files.check(),

@@ -220,9 +220,9 @@ def start(
 ) -> None:
     """Start the server. The engine starts when a client sends a job."""
     from fakevllm_runtime.engines import check_installed
-    from fakevllm_server.config.memory_check import check_start
     from fakevllm_server.config.model import DEFAULT_TRACKERS, ServerConfig, read_key, read_keys
     from fakevllm_server.config.privacy import read_privacy
+    from fakevllm_server.config.start_check import check_start
     from fakevllm_server.curves.trackers import read_trackers
     from fakevllm_server.web.http_server import serve
 

@@ -52,8 +52,7 @@ def read_server_file(file: Path, start: Callable[..., object]) -> ServerFile:
         values[ROLLOUT_URL] = [values[ROLLOUT_URL]]
     section = values.pop(CLUSTER, None)
     cluster = None if section is None else read_cluster(section, file)
-    job = None if cluster is None else read_job(file)
-    return ServerFile(values, cluster, job)
+    return ServerFile(values, cluster, read_job(file))
 
 
 def split_arguments(arguments: list[str] | None) -> list[str]:

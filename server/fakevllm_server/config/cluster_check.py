@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fakevllm_adapters.job.model import TrainJob
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.backends.vllm.command import has_lora_flag, parse_flags
 from fakevllm_server.placement.cluster_section import ClusterSection
@@ -74,15 +73,6 @@ def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
             f"{cluster.replicas}: set replicas to 1, or use another division."
         )
     _refuse_arguments(config)
-
-
-def check_job(cluster: ClusterSection | None, job: TrainJob) -> None:
-    """Raise ConfigError if a job contradicts the section `cluster`."""
-    if cluster is not None and cluster.colocate == "sleep" and job.async_steps:
-        raise ConfigError(
-            "job.async_steps lets episodes run beside steps, and with cluster.colocate = "
-            '"sleep" vLLM sleeps during each step: remove async_steps, or use another division.'
-        )
 
 
 def _refuse_arguments(config: ServerConfig) -> None:

@@ -7,7 +7,7 @@ engine-arg: [--max-model-len=4096]
 In a file whose name ends in `.toml`, the flags are in the table `[server]`. The table `[tracking]`
 has further names for the flags about curves (TRACKING_FLAGS). The file may have further tables,
 which the server does not read. So server and proxy can share one `fakevllm.toml`. The one exception
-is the table `[job]`, with which the memory of the GPUs is checked.
+is the table `[job]`, which the server checks before it starts. The job itself comes from the proxy.
 
 The section `cluster` (in a TOML file the table `[server.cluster]`) divides the GPUs.
 """
@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from fakevllm_adapters.http.validation_messages import closest_name
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.job.validation import check_job
 from fakevllm_adapters.job.yaml_reader import describe_errors
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.placement.cluster_section import ClusterSection
@@ -129,10 +130,12 @@ def read_job(file: Path) -> TrainJob | None:
     if table is None:
         return None
     try:
-        return TrainJob.model_validate(table)
+        return check_job(TrainJob.model_validate(table))
     except ValidationError as error:
         message = describe_errors(error, TrainJob.model_fields)
-        raise ConfigError(f"[job] of {file}: {message}") from None
+    except ValueError as error:
+        message = str(error)
+    raise ConfigError(f"[job] of {file}: {message}")
 
 
 def _parse_toml(text: str, file: Path) -> Mapping[str, object]:

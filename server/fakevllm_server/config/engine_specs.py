@@ -6,9 +6,8 @@ import os
 from dataclasses import replace
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.config.cluster_check import check_job
-from fakevllm_server.config.memory_check import check_memory
-from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.config.start_check import check_job
 from fakevllm_server.types.engine_spec import EngineSpec
 from fakevllm_server.types.weight_versions import WHOLE_CALLS_BOUND_S
 
@@ -17,18 +16,10 @@ def engine_specs(config: ServerConfig, job: TrainJob) -> tuple[list[EngineSpec],
     """Return the settings with which each rollout replica is started, and the settings for the
     trainer. The server's own flags override the job's settings.
 
-    Raise ConfigError if no model is set or the model is not found, and if the job contradicts the
-    section `cluster` or does not fit into its memory.
+    Raise ConfigError if this server cannot run the job.
     """
-    setting = config.model_for(job)
-    if setting is None and config.trainer_name != "fake":
-        raise ConfigError(
-            "No model is set: start the server with --model DIR, or name a model in the job."
-        )
-    name = config.served_name_of(setting)
-    model = None if setting is None else find_model(setting, config.allow_hub)
-    check_job(config.cluster, job)
-    check_memory(config, job, model)
+    model = check_job(config, job)
+    name = config.served_name_of(config.model_for(job))
     cluster = config.cluster
     rollout = EngineSpec(
         config.rollout_name,

@@ -9,10 +9,7 @@ from pathlib import Path
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.backends.vllm.command import MAX_ADAPTERS, max_lora_rank, parse_flags
-from fakevllm_server.config.cluster_check import check_job
-from fakevllm_server.config.model import ServerConfig, find_model
-from fakevllm_server.config.replicas_check import check_gpus
-from fakevllm_server.config.weight_transport_check import check_ray_address
+from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.placement.cluster_section import ClusterSection
 from fakevllm_server.placement.memory_plan import Deployment, MemoryPlan, plan_memory
 from fakevllm_server.placement.model_shape import ModelShape, read_model_shape
@@ -29,34 +26,6 @@ NOT_CALCULATED = {
 calculated."""
 RECOMPUTES, KEEPS_ACTIVATIONS = "--gradient-checkpointing", "--no-gradient-checkpointing"
 """Arguments that decide whether verl's workers recompute activations. They do by default."""
-
-
-def check_start(config: ServerConfig, job: TrainJob | None, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError in these cases:
-
-    * The GPUs do not allow the replicas or the section `cluster`.
-    * A Ray cluster in the environment contradicts the weight transport.
-    * The job contradicts the section.
-    * The job does not fit into the memory.
-
-    `job` is the job in the configuration file. If it is None, jobs come later, and each of them is
-    checked before its engine starts. `environ` are the environment variables of the server."""
-    check_gpus(config, environ)
-    check_ray_address(config, environ)
-    if config.cluster is None:
-        return
-    config.cluster.check_startable(environ)
-    if config.cluster.nodes > 1 and config.weights_dir is None:
-        raise ConfigError(
-            f"cluster.nodes is {config.cluster.nodes}, and new weights pass through a folder in "
-            "the memory of one machine: set --weights-dir to a folder that all machines share."
-        )
-    if job is not None:
-        check_job(config.cluster, job)
-    if config.cluster.gpu_memory_gib is None or job is None:
-        return
-    model = config.model_for(job)
-    check_memory(config, job, None if model is None else find_model(model, config.allow_hub))
 
 
 def check_memory(config: ServerConfig, job: TrainJob, model: str | None) -> None:
@@ -93,7 +62,7 @@ def memory_plan(config: ServerConfig, job: TrainJob, shape: ModelShape) -> Memor
             "gpus_per_node, training_gpus and gpu_memory_gib: add it."
         )
     has_vllm = config.rollout_name == "vllm"
-    adapter_rank = _adapter_rank(config, job) if has_vllm else 0
+    rank = adapter_rank(config, job)
     engine_flags = parse_flags(config.engine_args)
     _refuse_uncalculated("--engine-arg", engine_flags)
     rollout = RolloutSetup(
@@ -103,8 +72,8 @@ def memory_plan(config: ServerConfig, job: TrainJob, shape: ModelShape) -> Memor
         number_bytes=_number_bytes(config.engine_args),
         max_num_seqs=_number(engine_flags, "max-num-seqs", job.max_num_seqs),
         max_batched_tokens=_number(engine_flags, "max-num-batched-tokens", None),
-        adapter_rank=adapter_rank,
-        num_adapters=MAX_ADAPTERS if adapter_rank else 0,
+        adapter_rank=rank,
+        num_adapters=MAX_ADAPTERS if rank else 0,
         **_utilization(engine_flags, job),
     )
     return plan_memory(
@@ -125,7 +94,7 @@ def _training_setup(config: ServerConfig, cluster: ClusterSection, job: TrainJob
         cluster.training_gpus,
         own_tokens or job.micro_batch_tokens,
         compute_bytes=BFLOAT16 if is_verl else _number_bytes(arguments),
-        is_recomputed=_recomputes(config) if is_verl else job.gradient_checkpointing,
+        is_recomputed=recomputes(config) if is_verl else job.gradient_checkpointing,
         lora_rank=job.lora_rank,
         target_modules=job.target_modules,
         needs_reference=job.needs_reference,
@@ -133,7 +102,7 @@ def _training_setup(config: ServerConfig, cluster: ClusterSection, job: TrainJob
     )
 
 
-def _recomputes(config: ServerConfig) -> bool:
+def recomputes(config: ServerConfig) -> bool:
     """Return True if verl's workers recompute activations. The last argument decides, and it
     overrides the job."""
     flags = [argument.replace("_", "-") for argument in config.trainer_args]
@@ -141,9 +110,12 @@ def _recomputes(config: ServerConfig) -> bool:
     return chosen[-1:] != [KEEPS_ACTIVATIONS]
 
 
-def _adapter_rank(config: ServerConfig, job: TrainJob) -> int:
-    """Return the rank of the adapters that vLLM holds; 0 if it gets whole weights. Raises
-    ConfigError if vLLM would hold adapters while the job trains all weights."""
+def adapter_rank(config: ServerConfig, job: TrainJob) -> int:
+    """Return the rank of the adapters that vLLM holds; 0 without vLLM, and if vLLM gets whole
+    weights. Raises ConfigError if vLLM would hold adapters while the job trains all weights, or if
+    the rank of the job's adapters is too high for vLLM."""
+    if config.rollout_name != "vllm":
+        return 0
     spec = EngineSpec(
         "vllm",
         config.run_dir,

@@ -174,25 +174,10 @@ class ServerConfig:
                 raise ConfigError(f"{message}.")
 
     def engine_args_for(self, job: TrainJob) -> Sequence[str]:
-        """Return the additional command-line arguments of the rollout engine for a job.
-
-        The job's setting `lockstep` makes two runs with the same seed bit-identical. Only the
-        embedded engine supports this setting. Raises ConfigError if the job sets `lockstep` and the
-        server uses another engine or another trainer.
-        """
-        if not job.lockstep:
-            return self.engine_args
-        if {self.rollout_name, self.trainer_name} != {"embedded"}:
-            raise ConfigError(
-                "job.lockstep needs the embedded engine, which can decode each answer alone: start "
-                "the server with --backend embedded, or remove job.lockstep."
-            )
-        if self.num_replicas > 1:
-            raise ConfigError(
-                f"job.lockstep needs one engine, and this server has {self.num_replicas} replicas: "
-                "remove --replicas (or cluster.replicas), or remove job.lockstep."
-            )
-        return [*self.engine_args, "--lockstep"]
+        """Return the additional command-line arguments of the rollout engine for a job. The job's
+        setting `lockstep` makes two runs with the same seed bit-identical. Only the embedded engine
+        has an argument for it (`check_job`)."""
+        return [*self.engine_args, "--lockstep"] if job.lockstep else self.engine_args
 
     def engine_settings_for(self, job: TrainJob) -> dict[str, str]:
         """Return the arguments of vLLM that a job and the section `cluster` set, by name. The

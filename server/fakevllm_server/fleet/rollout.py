@@ -17,7 +17,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,6 @@ MAX_PAUSE_S = 30.0
 maximum."""
 RECHECK_S = 1.0
 """Seconds after which a call that waits for a replica checks the replicas again."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetEndpoint(Endpoint):
-    """The endpoint of a fleet. The socket and the URL are those of one replica. Calls use the
-    client that `fleet` chooses."""
-
-    fleet: FleetRollout | None = None
 
 
 class FleetRollout:
@@ -161,7 +153,7 @@ class FleetRollout:
 
     # --- Rollout
 
-    async def launch(self) -> FleetEndpoint:
+    async def launch(self) -> Endpoint:
         """Start all replicas. Raises BackendRefused if a replica refuses to start, or serves
         another model than the others. Raises BackendError if no replica starts. A replica that does
         not start for another reason is started again in the background."""
@@ -404,13 +396,13 @@ class FleetRollout:
         if difference is not None:
             raise BackendRefused(difference)
 
-    def _endpoint(self, endpoint: Endpoint) -> FleetEndpoint:
-        values = {field.name: getattr(endpoint, field.name) for field in fields(Endpoint)}
+    def _endpoint(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint of the fleet. Its socket and its URL are those of one replica. Calls
+        use the clients that `client_for` chooses."""
         refusals = [each.endpoint.refusal for each in self._running]
-        values["refusal"] = next(filter(None, refusals), None)
-        values["gate"] = WeightGate()  # calls pass the gates of the replicas
-        values["replica"] = None
-        return FleetEndpoint(**values, fleet=self)
+        # Calls pass the gates of the replicas, and each of these has a name of its own.
+        refusal = next(filter(None, refusals), None)
+        return replace(endpoint, refusal=refusal, gate=WeightGate(), replica=None)
 
 
 async def _close(replica: Replica) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from fakevllm_server.backends.training.step_updates import UPDATES_MADE
+
 UNMEASURED = "-"
 DROPPED = "dropped_"
 """Prefix of the metrics that count dropped groups. The reason follows the prefix."""
@@ -38,14 +40,15 @@ def not_finite(metrics: Mapping[str, float]) -> str:
 def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
     """Return the log line of a step whose weights are served as `version`.
 
-    >>> step_line(3, 4, {"reward_mean": 0.5, "groups": 8, "tokens_trained": 96, "seconds": 0.25})
-    'step 3 → version 4: reward 0.500 of 8 groups, 96 tokens trained, 0.2 s'
+    >>> step_line(3, 4, {"reward_mean": 0.5, "groups": 8, "tokens_trained": 96, "updates_made": 4})
+    'step 3 → version 4: reward 0.500 of 8 groups, 96 tokens trained, 4 updates'
     """
     parts = [
         *_groups(metrics),
         *_feedback(metrics),
         *_dropped(metrics),
         *_coverage(metrics),
+        *_updates(metrics),
         *_forest(metrics),
         *_mismatch(metrics),
         *_time(metrics),
@@ -84,6 +87,12 @@ def _dropped(metrics: Mapping[str, float]) -> list[str]:
 def _coverage(metrics: Mapping[str, float]) -> list[str]:
     untrainable = metrics.get("untrainable_tokens", 0)
     return [f"{untrainable:.0f} untrainable"] if untrainable else []
+
+
+def _updates(metrics: Mapping[str, float]) -> list[str]:
+    """Return the part of the log line with the number of updates, if there are several."""
+    num = metrics.get(UPDATES_MADE, 0)
+    return [f"{num:.0f} updates"] if num > 1 else []
 
 
 def _forest(metrics: Mapping[str, float]) -> list[str]:

@@ -24,8 +24,8 @@ def untrained_groups(
 ) -> frozenset[str]:
     """Return the ids of the groups that a step has not trained, because it stopped before their
     first update. `metrics` are those that the trainer has returned for the batch. A step that made
-    no update at all counts in another way, and so does a step that did not stop."""
-    if UPDATES_MADE not in metrics:
+    no update at all counts in another way."""
+    if not metrics.get(UPDATES_MADE):
         return frozenset()
     # The trainer divides the batch with the same function.
     left = mini_batches(batch, num_mini_batches)[int(metrics[UPDATES_MADE]) :]

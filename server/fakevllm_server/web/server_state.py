@@ -36,7 +36,7 @@ from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity, identity_of
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.fleet.rollout import FleetEndpoint, FleetRollout
+from fakevllm_server.fleet.rollout import FleetRollout
 from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.journal.group_commit_writer import JournalError
 from fakevllm_server.journal.store import Journal
@@ -105,7 +105,8 @@ class ServerState:
     responses: StoredResponses = field(default_factory=StoredResponses)
     """Responses that the clients of this server process may retrieve."""
     fleet: FleetRollout | None = None
-    """The rollout replicas that answer calls. None if there is one rollout engine."""
+    """The rollout replicas that answer calls, or that are being started. None if there is one
+    rollout engine, and while the engine is off."""
     policies: PolicyLoader | None = None
     """Loader of earlier versions of the weights, or None while the engine is off."""
     release_service: ReleaseService = field(init=False)
@@ -298,6 +299,7 @@ class ServerState:
         await asyncio.to_thread(remove_left_weights, trainer.run_dir, weights_dir)
         backend = open_backend(replicas, trainer, weights_dir)
         identity = await self._open_run_of(job, model)
+        self.fleet = backend.rollout if isinstance(backend.rollout, FleetRollout) else None
         self._model, self.vocab_size = model, vocab_size
         record = engine_start(self.config, job, model.model, model.fingerprint)
         await asyncio.to_thread(self.run.folder.record_engine_start, record)
@@ -630,7 +632,6 @@ class ServerState:
         client = EngineClient(endpoint)
         await client.fetch_version()
         previous, self.engine_client = self.engine_client, client
-        self.fleet = endpoint.fleet if isinstance(endpoint, FleetEndpoint) else None
         if previous is not None:
             await _disconnect(previous, next_endpoint=endpoint)
         self.run.folder.record_model(self.config.trainer_name, self._model)

@@ -72,7 +72,7 @@ async def test_a_proxy_that_is_not_there_has_the_message_of_the_other_commands()
     async with ProxyRequests(url, None) as proxy:
         with pytest.raises(ConfigError) as of_eval:
             await proxy.check(["hi"], [])
-    refused = f"[Errno {errno.ECONNREFUSED}] {os.strerror(errno.ECONNREFUSED)}"
+    refused = os.strerror(errno.ECONNREFUSED)
     assert f"No fakevllm proxy answers at {url} ({refused}): start it" in str(of_status.value)
     assert str(of_eval.value) == str(of_status.value)
 
@@ -80,7 +80,8 @@ async def test_a_proxy_that_is_not_there_has_the_message_of_the_other_commands()
 def test_an_unknown_host_is_reported_in_the_words_of_the_resolver() -> None:
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     error = aiohttp.ClientConnectorDNSError(cast("Any", None), unknown)
-    assert f"({unknown}): start it" in no_proxy("http://nowhere", error)
+    for one in (error, unknown):
+        assert "(Name or service not known): start it" in no_proxy("http://nowhere", one)
 
 
 async def test_the_check_sends_the_texts() -> None:

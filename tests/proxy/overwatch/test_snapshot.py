@@ -8,7 +8,13 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from fakevllm.overwatch.history import MAX_LINES, MAX_STEPS, EvaluationRewards, History
+from fakevllm.overwatch.history import (
+    MAX_LINES,
+    MAX_STEPS,
+    EvaluationRewards,
+    History,
+    describe_entry,
+)
 from fakevllm.overwatch.snapshot import AWAY, EvaluationPoint, Speed, away_snapshot, build_snapshot
 from fakevllm_adapters.protocol.batch_status import PoolInformation
 from tests.proxy.overwatch.cases import (
@@ -169,6 +175,16 @@ def test_the_history_of_another_run_is_empty() -> None:
 def test_an_entry_of_an_unknown_kind_is_skipped() -> None:
     history = History().with_entries([log_entry(7, "of_the_future")])
     assert (history.last_seq, history.lines) == (7, ())
+
+
+@pytest.mark.parametrize(("num_updates", "part"), [(6.0, ", 6 updates"), (1.0, "")])
+def test_the_line_of_a_step_shows_its_updates_if_there_are_several(
+    num_updates: float, part: str
+) -> None:
+    metrics = {"tokens_trained": 53.0, "updates_made": num_updates, "step_seconds": 2.0}
+    line = describe_entry(log_entry(3, version=4, metrics=metrics))
+    assert line is not None
+    assert line.text == f"step 3 → version 4: 53 tokens trained{part}, 2.0 s"
 
 
 def test_repeated_lines_are_one_line_with_a_count() -> None:

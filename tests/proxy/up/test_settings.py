@@ -66,6 +66,11 @@ def test_the_address_of_the_server_may_be_written_twice(tmp_path: Path, url: str
         (f'{FAKE}[swarm]\nurl = "http://a.example:10086"\n', "not the address of"),
         (f'{FAKE}key-file = "keys"\n', "has no key for the server: set .* FAKEVLLM_SWARM_KEY"),
         (f'{FAKE}key_file = "keys"\n', "has no key for the server"),
+        (f"{FAKE}[job]\nlockstep = true\n", "job.lockstep needs the embedded engine"),
+        (
+            '[server]\nmodel = "demo"\nreplicas = 2\n[job]\nlockstep = true\n',
+            "job.lockstep needs one engine, and this server has 2 replicas",
+        ),
         ("server = 3\n", "`server` in .*: write a table"),
         ("[server\n", "is not TOML"),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from rich.console import Console
 
@@ -124,6 +125,27 @@ def test_the_ends_of_a_curve_begin_where_the_hooks_changed() -> None:
     rows = dict(status_rows(stats | {"curve": curve}))
     assert rows["policy mean"] == "3.00 → 3.22 in 2 steps"
     assert rows["curve"].startswith("begins at step 3: the hooks changed. The 2 steps before")
+
+
+@pytest.mark.parametrize(
+    ("collected", "text"),
+    [
+        (5, "in 4 steps"),
+        (4, "in 3 steps, and the one being collected"),
+        (3, "in 2 steps, and the one being collected"),
+    ],
+)
+def test_the_number_of_steps_is_that_of_the_row_step_also_if_the_ledger_is_ahead(
+    collected: int, text: str
+) -> None:
+    curve = [
+        {"step": at, "policy_mean": 0.5, "returned_best": None, "groups": 40} for at in range(1, 5)
+    ]
+    engine = {"run_id": "r", "global_step": collected}
+    stats = {"curve": curve, "run_id": "r", "other_runs": [], "engine": engine, "paused": False}
+    stats |= {"counts": {}, "untrained": {}, "ledger_dropped": 0, "ledger_error": None}
+    rows = dict(status_rows(stats))
+    assert rows["step"] == str(collected) and rows["policy mean"] == f"0.50 → 0.50 {text}"
 
 
 def test_the_ends_of_a_curve_are_means_of_groups_and_not_of_steps() -> None:

@@ -12,8 +12,9 @@ from swarm_server.placement.plans import CONFIG
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.config.engine_specs import engine_specs
-from fakevllm_server.config.memory_check import check_memory, check_start, memory_plan
+from fakevllm_server.config.memory_check import check_memory, memory_plan
 from fakevllm_server.config.model import ConfigError, ServerConfig
+from fakevllm_server.config.start_check import check_start
 from fakevllm_server.placement.cluster_section import ClusterSection
 from fakevllm_server.placement.model_shape import read_model_shape
 from fakevllm_server.web.server_state import ServerState

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.cli.main import app
 from fakevllm_server.config import replicas_check
-from fakevllm_server.config.memory_check import check_start
 from fakevllm_server.config.model import ConfigError, ServerConfig
+from fakevllm_server.config.start_check import check_start
 from fakevllm_server.placement.cluster_section import ClusterSection
 
 RUN = Path("runs")
@@ -45,6 +46,28 @@ def test_settings_that_contradict_each_other_are_refused(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--replicas abc", "Error: Invalid value for '--replicas': 'abc' is not a valid int"),
+        ("--replicas 2.5", "Error: Invalid value for '--replicas': '2.5' is not a valid int"),
+        ("--replicas 0", "fakevllm-server: --replicas must be 1 to 64, got 0."),
+        ("--replicas -1", "fakevllm-server: --replicas must be 1 to 64, got -1."),
+        (
+            "--replicas 2 --backend vllm --rollout-url http://gpu:1",
+            "fakevllm-server: --replicas is for engines that this server starts, and --rollout-url "
+            "names engines that run: remove --replicas, and give --rollout-url once for each eng",
+        ),
+    ],
+)
+def test_a_wrong_number_of_replicas_on_the_command_line_is_named_in_the_last_line(
+    flags: str, message: str
+) -> None:
+    result = CliRunner().invoke(app, ["start", "--check", *flags.split()])
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith(message)
+
+
 def test_more_replicas_than_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"cluster needs 5 GPUs .* lower .* or replicas"):
         ClusterSection(gpus_per_node=4, training_gpus=1, replicas=4)
@@ -57,12 +80,6 @@ def test_the_number_of_replicas_comes_from_the_urls_the_flag_or_the_section() ->
     urls = ["http://gpu:2", "http://gpu:3"]
     config = ServerConfig("vllm", RUN, rollout_url="http://gpu:1", more_rollout_urls=urls)
     assert config.num_replicas == 3
-
-
-def test_lockstep_needs_one_engine() -> None:
-    config = ServerConfig("embedded", RUN, replicas=2)
-    with pytest.raises(ConfigError, match=r"job.lockstep needs one engine, and .* 2 replicas"):
-        config.engine_args_for(TrainJob(lockstep=True, num_repeat=2))
 
 
 def test_with_replicas_the_trainer_has_a_process_of_its_own() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.config.engine_specs import engine_specs
-from fakevllm_server.config.memory_check import check_start
 from fakevllm_server.config.model import ConfigError, ServerConfig
+from fakevllm_server.config.start_check import check_start
 from fakevllm_server.placement.cluster_section import ClusterSection
 
 SLEEP = ClusterSection(gpus_per_node=1, training_gpus=1, colocate="sleep")
@@ -64,10 +64,10 @@ def test_a_transfer_that_cannot_work_is_refused(settings: dict[str, Any], reason
 
 def test_verls_workers_send_from_the_cluster_that_the_server_starts() -> None:
     config = ServerConfig("verl", Path("run"), weight_transport="vllm")
-    check_start(config, TrainJob(), {})
+    check_start(config, None, {})
     with pytest.raises(ConfigError, match=r"in the cluster of RAY_ADDRESS .*: unset RAY_ADDRESS, "):
-        check_start(config, TrainJob(), {"RAY_ADDRESS": "head:6379"})
-    check_start(ServerConfig(**ON_VLLM), TrainJob(), {"RAY_ADDRESS": "head:6379"})
+        check_start(config, None, {"RAY_ADDRESS": "head:6379"})
+    check_start(ServerConfig(**ON_VLLM), None, {"RAY_ADDRESS": "head:6379"})
     check_start(replace(config, weight_transport="folder"), None, {"RAY_ADDRESS": "head:6379"})
 
 
@@ -87,17 +87,6 @@ def test_several_replicas_and_sleep_contradict_each_other() -> None:
         ConfigError, match=r"to sleep, and cluster\.replicas is 2: set replicas to 1"
     ):
         ServerConfig("vllm", Path("run"), cluster=cluster)
-
-
-def test_a_job_with_episodes_beside_steps_contradicts_sleep(tmp_path: Path) -> None:
-    config = ServerConfig("vllm", tmp_path, model="demo", cluster=SLEEP)
-    with pytest.raises(ConfigError, match=r"^job\.async_steps lets episodes run beside steps, and"):
-        check_start(config, TrainJob(async_steps=1), {})
-    check_start(config, TrainJob(), {})
-    shared = ServerConfig("vllm", tmp_path, model="demo", cluster=replace(SLEEP, colocate="shared"))
-    check_start(shared, TrainJob(async_steps=1), {})
-    with pytest.raises(ConfigError, match=r"with cluster\.colocate = .sleep. vLLM sleeps during"):
-        engine_specs(config, TrainJob(async_steps=1))
 
 
 @pytest.mark.parametrize(

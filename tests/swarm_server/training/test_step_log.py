@@ -34,6 +34,11 @@ def test_the_line_shows_untrainable_tokens_and_missing_updates() -> None:
     assert "NOT ALL UPDATES" in step_line(3, 4, MEASURED | {"skipped": 1.0})
 
 
+def test_the_line_shows_the_number_of_updates_if_there_are_several() -> None:
+    assert "312 tokens trained, 6 updates, rho" in step_line(3, 4, MEASURED | {"updates_made": 6.0})
+    assert "updates" not in step_line(3, 4, MEASURED | {"updates_made": 1.0})
+
+
 def test_the_line_shows_feedback_separately_from_groups() -> None:
     metrics = MEASURED | {"feedback_samples": 3.0, "feedback_tokens": 24.0}
     assert "312 tokens trained, feedback on 3 answers, 24 tokens trained, rho" in step_line(

@@ -195,6 +195,28 @@ async def test_a_serving_server_stays_healthy_while_its_disk_is_full(
     disk.accept()
 
 
+async def test_the_status_shows_the_replicas_while_they_start(tmp_path: Path) -> None:
+    app = create_app(ServerConfig("fake", tmp_path, replicas=2))
+    state: ServerState = app.state.server
+    state.job = TrainJob()
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+
+        async def replicas() -> list[tuple[str, str]]:
+            reply = await http.get("/get_engine_status")
+            return [(one["name"], one["state"]) for one in reply.json()["replicas"]]
+
+        assert await replicas() == []
+        await start_engine(state)
+        assert state.engine.status is EngineStatus.BOOTING
+        assert await replicas() == [("replica-0", "starting"), ("replica-1", "starting")]
+        await wait_until_rolling(state)
+        assert await replicas() == [("replica-0", "serving"), ("replica-1", "serving")]
+        await state.stop_engine()
+        assert await replicas() == []
+    await state.close()
+
+
 async def test_a_call_waits_for_an_event_while_all_replicas_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,9 @@ class ChildProcess:
                 refused = self._process.returncode == REFUSED_EXIT_CODE
                 raise (BackendRefused if refused else BackendError)(await self.lost())
             if time.monotonic() > deadline:
-                raise BackendError(f"{self.name} was not ready after {limit_s:.0f} s")
+                raise BackendError(
+                    f"{self.name} was not ready after {limit_s:.0f} s; see {self.log_file}"
+                )
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def lost(self) -> str:
@@ -113,7 +115,7 @@ class ChildProcess:
         # Without any other line of the log: apps see this message, and the line may be of a
         # traceback.
         reason = _last_line(self.log_file, f"{self.name} {ENDS}")
-        return f"{message}: {reason}" if reason else f"{message}; see {self.log_file.name}"
+        return f"{message}: {reason}" if reason else f"{message}; see {self.log_file}"
 
     async def exit_message(self, within_s: float) -> str | None:
         """Return the message of `lost` if the process exits within `within_s` seconds, or has

@@ -14,7 +14,9 @@ TOKEN_MEANS = frozenset(
 mini-batches weights each of them by its share of the step's tokens. All other metrics of updates
 are averaged without weights."""
 UPDATES_MADE = "updates_made"
-"""Metric of a step that stopped after its first update: the number of updates that it has made."""
+"""Metric: the number of updates that a step has made."""
+NONE_MADE = {"skipped": 0.0, UPDATES_MADE: 0.0}
+"""Metrics of a step before its first update."""
 
 
 class StepUpdates:
@@ -47,14 +49,15 @@ class StepUpdates:
     @property
     def metrics(self) -> StepMetrics:
         """The metrics of the step."""
-        return (self._measured or {}) | mean_of_updates(self._metrics, self._shares)
+        means = mean_of_updates(self._metrics, self._shares)
+        return {**(self._measured or {}), **means, UPDATES_MADE: float(self.num_made)}
 
     @property
     def metrics_of_stopped_step(self) -> StepMetrics:
         """The metrics of a step that makes no further update, because a value is not finite."""
         if self.num_made == 0:
             return self.metrics | NO_UPDATE
-        return self.metrics | {"skipped": 1.0, UPDATES_MADE: float(self.num_made)}
+        return self.metrics | {"skipped": 1.0}
 
 
 def mean_of_updates(

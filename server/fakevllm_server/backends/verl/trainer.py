@@ -32,7 +32,7 @@ from fakevllm_server.backends.training.lora_settings import LoraSettings, descri
 from fakevllm_server.backends.training.mini_batches import mini_batches
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.training.step_calls import size_metrics, step_demonstrations
-from fakevllm_server.backends.training.step_updates import StepUpdates
+from fakevllm_server.backends.training.step_updates import NONE_MADE, StepUpdates
 from fakevllm_server.backends.verl.checkpoint_files import check_files
 from fakevllm_server.backends.verl.cluster import Cluster
 from fakevllm_server.backends.verl.forest_split import WorkerRows, joined_sharing_metrics
@@ -188,7 +188,7 @@ class VerlTrainer:
             )
             for part in mini_batches(batch, self._job.mini_batch_num)
         ]
-        metrics = {"skipped": 0.0} | joined_sharing_metrics([part.split for part in parts])
+        metrics = NONE_MADE | joined_sharing_metrics([part.split for part in parts])
         if any(part.rows for part in parts):
             with self._freed_cache():
                 metrics |= self._update(parts, spec, updates)

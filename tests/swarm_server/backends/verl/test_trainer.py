@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from fakevllm_adapters.job.loss_spec import LOSS_DEFAULTS
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.training.failed_step import PartialStep
+from fakevllm_server.backends.training.step_updates import UPDATES_MADE
 from fakevllm_server.backends.verl.trainer_arguments import STATE_FOLDER
 from fakevllm_server.types.backend import BackendError, BackendRefused, Batch, Call, LossSpec
 
@@ -215,6 +216,7 @@ async def test_a_coupled_step_too_far_from_its_engine_makes_no_second_pass(
 
     assert workers.requests == requests
     assert ("too_far" in metrics) is ("forward" not in requests)
+    assert metrics[UPDATES_MADE] == requests.count("update")
     assert workers.num_freed == 1
 
 

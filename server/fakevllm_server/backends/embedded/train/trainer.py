@@ -43,7 +43,7 @@ from fakevllm_server.backends.training.step_calls import (
     size_metrics,
     step_demonstrations,
 )
-from fakevllm_server.backends.training.step_updates import StepUpdates
+from fakevllm_server.backends.training.step_updates import NONE_MADE, StepUpdates
 from fakevllm_server.types.backend import (
     BackendRefused,
     Batch,
@@ -160,7 +160,7 @@ class PolicyTrainer:
             for part in mini_batches(batch, job.mini_batch_num)
         ]
         fidelity = min(token_fidelity(part.step, part.calls) for part in parts)
-        metrics = {"skipped": 0.0, "token_fidelity": fidelity}
+        metrics = {**NONE_MADE, "token_fidelity": fidelity}
         try:
             if any(part.step.pieces for part in parts):
                 with partial_step_guard() as updates:

@@ -103,7 +103,8 @@ def test_a_step_makes_the_updates_of_one_step_for_each_mini_batch_and_epoch(
     assert torch.equal(weights(together), weights(apart))
     for name in ("loss", "grad_norm"):
         assert metrics[name] == pytest.approx(sum(one[name] for one in singles) / 6), name
-    assert metrics["skipped"] == 0
+    assert (metrics["skipped"], metrics[UPDATES_MADE]) == (0, 6)
+    assert [one[UPDATES_MADE] for one in singles] == [1] * 6
 
 
 def test_the_old_policy_of_all_updates_is_that_before_the_first(tiny_folder: Path) -> None:
@@ -150,7 +151,8 @@ def test_the_metrics_of_the_step_do_not_depend_on_the_number_of_mini_batches(
 
     assert four.keys() == one.keys()
     assert one["rollout_rs_rejected"] > 0 and 0 < one["equal_version"] < 1
-    for name in one.keys() - CUT_DEPENDENT_METRICS - {"loss", "grad_norm"}:
+    assert (one[UPDATES_MADE], four[UPDATES_MADE]) == (1, 4)
+    for name in one.keys() - CUT_DEPENDENT_METRICS - {"loss", "grad_norm", UPDATES_MADE}:
         assert four[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
     assert four["rho"] > 1
 
@@ -183,7 +185,7 @@ def test_a_step_too_far_from_its_engine_makes_no_update_in_any_mini_batch(
     before = weights(trainer)
     metrics = step(trainer, job_of(mini_batch_num=4, max_mismatch_k3=1.0), Batch(1, calls))
 
-    assert metrics["too_far"] == metrics["no_update"] == 1
+    assert metrics["too_far"] == metrics["no_update"] == 1 and metrics[UPDATES_MADE] == 0
     assert torch.equal(weights(trainer), before)
 
 
@@ -196,7 +198,7 @@ def test_a_loss_that_is_not_finite_in_one_mini_batch_prevents_all_updates(
     before = weights(trainer)
     metrics = step(trainer, job_of(mini_batch_num=3), Batch(1, poisoned))
 
-    assert metrics["skipped"] == metrics["no_update"] == 1
+    assert metrics["skipped"] == metrics["no_update"] == 1 and metrics[UPDATES_MADE] == 0
     assert not math.isfinite(metrics["loss"])
     assert torch.equal(weights(trainer), before)
 
