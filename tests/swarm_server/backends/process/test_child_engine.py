@@ -162,7 +162,7 @@ async def test_an_action_that_times_out_fails_without_a_wait_for_an_exit(
         timeout=aiohttp.ClientTimeout(total=0.05),
     )
     async with asyncio.timeout(20):
-        with pytest.raises(BackendError, match="did not answer save: .*Timeout"):
+        with pytest.raises(BackendError, match=r"did not answer save: .*Timeout"):
             await backend.save(tmp_path / "saved")
 
 
