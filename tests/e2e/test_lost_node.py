@@ -202,7 +202,7 @@ def test_training_stops_with_one_line_when_too_few_workers_are_left_until_the_no
     last_step = run.last_step
     for process in (run.proxy, run.server):
         process.stop()
-    nodes.add()
+    assert nodes.add() == 2, "another node than the lost one"
     run.server.start()
     run.server.wait_until_healthy()
     run.proxy.start()
