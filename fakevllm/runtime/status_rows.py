@@ -168,14 +168,16 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
     names = ", ".join(map(_short_run_id, others[:MAX_OTHER_RUNS]))
     more = f"; {len(others)} more, with --run: {names}" if others else ""
     yield "run", _short_run_id(stats["run_id"]) + more
-    num_open = _num_open_steps(stats)
     curve, change = _since_last_change(curve, stats.get("curve_before", 0))
     if change:
         yield "curve", change
+    num_open = _num_open_steps(stats, curve)
     num_finished = len(curve) + stats.get("curve_between", 0) - num_open
     num_steps = "1 step" if num_finished == 1 else f"{num_finished} steps"
-    if num_open:
+    if num_open == 1:
         num_steps += ", and the one being collected"
+    elif num_open > 1:
+        num_steps += f", and {num_open} that are not finished"
     for name in ("policy_mean", "returned_best"):
         steps = [(step[name], step["groups"]) for step in curve if step[name] is not None]
         if steps:
@@ -183,15 +185,15 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), f"{first:.2f} → {last:.2f} in {num_steps}"
 
 
-def _num_open_steps(stats: Json) -> int:
-    """Return the number of steps in the learning curve that are not finished by the server's
-    status, from which the row `step` comes. The curve comes from the ledger. If requests are
-    answered quickly, the ledger may have groups of steps that the latest status does not know."""
+def _num_open_steps(stats: Json, curve: list[Json]) -> int:
+    """Return the number of steps in `curve` that are not finished by the server's status, from
+    which the row `step` comes. The curve comes from the ledger. If requests are answered quickly,
+    the ledger may have groups of steps that the latest status does not know."""
     engine: Json = stats["engine"] or {}
     collected = engine.get("global_step")
     if collected is None or stats["run_id"] != engine.get("run_id"):
         return 0
-    return sum(step["step"] >= collected for step in stats["curve"])
+    return sum(step["step"] >= collected for step in curve)
 
 
 def _since_last_change(curve: list[Json], num_before: int) -> tuple[list[Json], str]:

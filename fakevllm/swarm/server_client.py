@@ -74,7 +74,6 @@ class ServerClient:
     """Client of one swarm server. Call `close()` after the last use."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        self._url = url
         self._http = aiohttp.ClientSession(
             url,
             headers=bearer_header(key) | {CLIENT_HEADER: "1"},

@@ -8,18 +8,15 @@ import contextlib
 import logging
 import math
 import time
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import aiohttp
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.error_cause import one_line
-from fakevllm.swarm.errors import (
-    NEEDS_ADMIN_KEY,
-    describe_error,
-)
+from fakevllm.swarm.errors import NEEDS_ADMIN_KEY, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_client import ServerClient
 from fakevllm_adapters.formats.base import EngineInfo
@@ -34,8 +31,6 @@ from fakevllm_adapters.protocol.swarm import (
 )
 
 log = logging.getLogger("fakevllm.link")
-M = TypeVar("M", bound=BaseModel)
-P = ParamSpec("P")
 
 POLL_EVERY_S = 0.2
 """Seconds between two status requests. The interval is short, because `fakevllm replay` adapts the
@@ -92,6 +87,7 @@ class SwarmLink(ServerClient):
         redaction: RedactionInUse | None = None,
     ) -> None:
         super().__init__(url, key)
+        self._url = url
         self._redaction = redaction
         self._privacy: dict[str, Any] = {}
         """The server's settings for redaction, as the server has sent them last."""

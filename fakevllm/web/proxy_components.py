@@ -123,14 +123,15 @@ async def open_proxy(
         pipeline = _open_pipeline(parts, settlement, retry_handler, resends, gate, arms, stack)
         stack.push_async_callback(settlement.feedback.close)
         pause = KillSwitch(pause_file(config.proxy.run_dir))
+        traffic_gate = _traffic_gate(parts, pause)
         add_request_gauges(metrics, pipeline, pause, parts.tracing)
         add_call_gauges(metrics, parts.sibling_limit, parts.slots)
         add_loss_gauges(metrics, ledger, link)
         guard = await stack.enter_async_context(open_guard(config, ledger, link, pause, metrics))
         add_server_gauges(metrics, lambda: link.status)
         conversations = _restored_sessions(ledger)
-        settlement.resume(ledger, stack)
         forgetting = open_forgetting(parts, pipeline, gate, stack)
+        settlement.resume(ledger, stack)
         hooks = None if parts.hooks is None else open_reloads(parts, parts.hooks, stack)
         yield ProxyComponents(
             config=config,
@@ -142,7 +143,7 @@ async def open_proxy(
             model_names=parts.model_names,
             pipeline=pipeline,
             conversations=conversations,
-            traffic_gate=_traffic_gate(parts, pause),
+            traffic_gate=traffic_gate,
             resends=resends,
             delivery=settlement.delivery,
             feedback=settlement.feedback,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Never, cast
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.fake.engine import FakeEngine
@@ -21,6 +22,13 @@ from fakevllm_server.types.backend import (
     StepMetrics,
 )
 from fakevllm_server.types.known_prompt import PROBE_ID
+
+
+class _NoRollout:
+    """Stands for a rollout engine of which a test uses nothing."""
+
+    def __getattr__(self, name: str) -> Never:
+        raise AssertionError(f"a test must use LocalRollout for {name}")
 
 
 class LocalBackend(FakeEngine):
@@ -52,7 +60,7 @@ class LocalBackend(FakeEngine):
 
     @property
     def rollout(self) -> Rollout:
-        raise AssertionError("a test must use LocalRollout for policies")
+        return cast(Rollout, _NoRollout())
 
     def plan(self, action: str, *failures: Exception) -> None:
         self.failures[action] = deque(failures)

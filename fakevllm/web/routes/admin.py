@@ -336,7 +336,8 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
     """Return the statistics of the proxy. The learning curve is that of the newest run whose id
     begins with `run`. If there is no such run, return a response with status 404. If `ends_only` is
     True, read only the first and the last steps of the curve."""
-    # Read before the ledger, which then has all groups of the steps that the status calls finished.
+    # Read before the ledger, which then usually has all groups of the steps that the status calls
+    # finished. Only groups that the ledger's writer thread has not written yet are missing.
     engine = proxy.link.status
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)

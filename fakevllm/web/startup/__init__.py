@@ -2,7 +2,7 @@
 closed is registered with the proxy's exit stack, so parts are closed in reverse order.
 
 shared_parts.py the ledger, the hooks, the connection to the server: all other parts need these
-dataset_rows.py the rows of the training dataset and the held-out rows
+datasets.py     the rows of the training dataset and the held-out rows
 hooks.py        the process of the user's hooks
 hook_reloads.py the objects that reload the hooks
 settlement.py   rewards and users' feedback

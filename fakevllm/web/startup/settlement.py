@@ -38,7 +38,8 @@ class Settlement:
 
 
 def open_settlement(parts: SharedParts, stack: contextlib.AsyncExitStack) -> Settlement:
-    """Create the parts. The caller closes `feedback`, before the delivery is closed."""
+    """Create the parts. The caller closes `feedback`, because it must be closed before the pipeline
+    is closed, and the delivery after that."""
     settings, ledger, link, hooks = parts.config.feedback, parts.ledger, parts.link, parts.hooks
     held_out = HeldOutGroups(parts.held_out, ledger)
     late = LateSamples(settings, ledger, link, held_out)

@@ -22,7 +22,7 @@ from fakevllm.tracing.tracing import Tracing, open_tracing
 from fakevllm.transport.call_slots import SIBLINGS_PER_SLOT, CallSlots
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.sibling_limit import SiblingLimit
-from fakevllm.web.startup.dataset_rows import dataset_rows, held_out_rows
+from fakevllm.web.startup.datasets import dataset_rows, held_out_rows
 from fakevllm.web.startup.hooks import start_hooks
 from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.protocol.swarm import Task

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_runtime.errors import ConfigError
-from fakevllm_server.backends.vllm.command import MAX_ADAPTERS, max_lora_rank, parse_flags
+from fakevllm_server.backends.vllm.command import MAX_ADAPTERS, parse_flags
+from fakevllm_server.config.adapter_check import adapter_rank
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.placement.cluster_section import ClusterSection
 from fakevllm_server.placement.memory_plan import Deployment, MemoryPlan, plan_memory
 from fakevllm_server.placement.model_shape import ModelShape, read_model_shape
 from fakevllm_server.placement.rollout_memory import RolloutSetup
 from fakevllm_server.placement.training_memory import BFLOAT16, FLOAT32, TrainingSetup
-from fakevllm_server.types.backend import BackendRefused
-from fakevllm_server.types.engine_spec import EngineSpec
 
 NOT_CALCULATED = {
     "--engine-arg": ("quantization", "kv-cache-dtype", "kv-cache-memory-bytes", "cpu-offload-gb"),
@@ -53,7 +52,7 @@ def check_memory(config: ServerConfig, job: TrainJob, model: str | None) -> None
 
 def memory_plan(config: ServerConfig, job: TrainJob, shape: ModelShape) -> MemoryPlan:
     """Return what each GPU holds for a job. Raises ConfigError if the section `cluster` or its
-    memory is missing, or if one vLLM would get LoRA adapters and full updates."""
+    memory is missing, or if vLLM cannot hold the job's adapters."""
     cluster = config.cluster
     memory = None if cluster is None else cluster.gpu_memory_bytes
     if cluster is None or memory is None:
@@ -108,26 +107,6 @@ def recomputes(config: ServerConfig) -> bool:
     flags = [argument.replace("_", "-") for argument in config.trainer_args]
     chosen = [flag for flag in flags if flag in (RECOMPUTES, KEEPS_ACTIVATIONS)]
     return chosen[-1:] != [KEEPS_ACTIVATIONS]
-
-
-def adapter_rank(config: ServerConfig, job: TrainJob) -> int:
-    """Return the rank of the adapters that vLLM holds; 0 without vLLM, and if vLLM gets whole
-    weights. Raises ConfigError if vLLM would hold adapters while the job trains all weights, or if
-    the rank of the job's adapters is too high for vLLM."""
-    if config.rollout_name != "vllm":
-        return 0
-    spec = EngineSpec(
-        "vllm",
-        config.run_dir,
-        None,
-        "plan",
-        extra_args=config.engine_args,
-        lora_rank=job.lora_rank,
-    )
-    try:
-        return max_lora_rank(spec) or 0
-    except BackendRefused as refused:
-        raise ConfigError(f"LoRA and full updates do not go together: {refused}.") from None
 
 
 def _refuse_uncalculated(argument: str, flags: Mapping[str, str | None]) -> None:

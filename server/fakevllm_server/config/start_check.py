@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_runtime.errors import ConfigError
-from fakevllm_server.config.memory_check import adapter_rank, check_memory, recomputes
+from fakevllm_server.config.adapter_check import adapter_rank
+from fakevllm_server.config.memory_check import check_memory, recomputes
 from fakevllm_server.config.model import ServerConfig, find_model
 from fakevllm_server.config.replicas_check import check_gpus
 from fakevllm_server.config.weight_transport_check import check_ray_address

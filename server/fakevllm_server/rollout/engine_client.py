@@ -142,12 +142,18 @@ class EngineClient:
         """A session that opens a new connection for each request. vLLM closes a connection without
         an announcement after an error 500, so that a request on a pooled connection may fail
         although the engine is healthy."""
+        self._responses: set[aiohttp.ClientResponse] = set()
+        """Responses that are being read."""
         self._version: str | None = None
         self.forms = AnswerForms()
         """The forms of the engine's answers (names and order of the fields). The answers that are
         put together for shared calls get these forms."""
 
     async def close(self) -> None:
+        """Close all connections. Calls that are being answered fail at once."""
+        for response in self._responses:
+            # If aiohttp closes a connection, whoever waits for more of its body waits for ever.
+            response.content.set_exception(aiohttp.ClientConnectionError("the engine was stopped"))
         await self._unpooled.close()
         await self._http.close()
 
@@ -434,7 +440,11 @@ class EngineClient:
                     )
                 assert isinstance(response, _Response)
                 response.adapter_name = name
-                yield response
+                self._responses.add(response)
+                try:
+                    yield response
+                finally:
+                    self._responses.discard(response)
         except aiohttp.ClientError as error:
             raise EngineFailed(str(error)) from error
 

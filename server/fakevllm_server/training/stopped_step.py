@@ -23,9 +23,10 @@ def untrained_groups(
     batch: Batch, num_mini_batches: int, metrics: Mapping[str, float]
 ) -> frozenset[str]:
     """Return the ids of the groups that a step has not trained, because it stopped before their
-    first update. `metrics` are those that the trainer has returned for the batch. A step that made
-    no update at all counts in another way."""
-    if not metrics.get(UPDATES_MADE):
+    first update. `metrics` are those that the trainer has returned for the batch. The metric
+    `skipped` is above 0 only if the step has stopped. A step that made no update at all counts in
+    another way."""
+    if not (metrics.get("skipped") and metrics.get(UPDATES_MADE)):
         return frozenset()
     # The trainer divides the batch with the same function.
     left = mini_batches(batch, num_mini_batches)[int(metrics[UPDATES_MADE]) :]

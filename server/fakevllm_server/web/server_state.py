@@ -36,6 +36,7 @@ from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity, identity_of
 from fakevllm_server.episodes.states import EngineLifecycle
+from fakevllm_server.fleet.replica import ReplicaFigures
 from fakevllm_server.fleet.rollout import FleetRollout
 from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.journal.group_commit_writer import JournalError
@@ -106,7 +107,7 @@ class ServerState:
     """Responses that the clients of this server process may retrieve."""
     fleet: FleetRollout | None = None
     """The rollout replicas that answer calls, or that are being started. None if there is one
-    rollout engine, and while the engine is off."""
+    rollout engine, and after the engine was stopped."""
     policies: PolicyLoader | None = None
     """Loader of earlier versions of the weights, or None while the engine is off."""
     release_service: ReleaseService = field(init=False)
@@ -299,12 +300,12 @@ class ServerState:
         await asyncio.to_thread(remove_left_weights, trainer.run_dir, weights_dir)
         backend = open_backend(replicas, trainer, weights_dir)
         identity = await self._open_run_of(job, model)
-        self.fleet = backend.rollout if isinstance(backend.rollout, FleetRollout) else None
         self._model, self.vocab_size = model, vocab_size
         record = engine_start(self.config, job, model.model, model.fingerprint)
         await asyncio.to_thread(self.run.folder.record_engine_start, record)
         self.intake.resume(job, time.monotonic(), identity)
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
+        self.fleet = backend.rollout if isinstance(backend.rollout, FleetRollout) else None
         save_freq = job.save_freq
         releases = self.run.releases
         checkpointer = Checkpointer(
@@ -541,6 +542,13 @@ class ServerState:
             self.pool.num_finished + num_planned, self.episodes.num_training + num_ended
         )
         return may_begin_episode(work, self.job)
+
+    @property
+    def replicas(self) -> list[ReplicaFigures]:
+        """The rollout replicas as users see them. The list is empty if there is one rollout engine,
+        and while the engine is off."""
+        is_off = self.engine.status is EngineStatus.OFFLINE
+        return [] if self.fleet is None or is_off else self.fleet.figures
 
     @property
     def detail(self) -> str | None:

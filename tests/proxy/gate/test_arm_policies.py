@@ -255,7 +255,7 @@ async def test_a_call_of_a_replaced_version_does_not_make_the_new_one_wait(ledge
         async with policies_of(swarm, ledger) as policies:
             await policies.wait_loaded(Arm.BASELINE)
             policies.set_version(Arm.BASELINE, 9)
-            await until(lambda: policies.trouble(Arm.BASELINE) is None)
+            await until(lambda: policies.model(Arm.BASELINE) == "policy-9")
             num = swarm.calls["/load_policy"]
             assert await policies.reload(Arm.BASELINE, "policy-7") is None
             assert swarm.calls["/load_policy"] <= num + 1  # that of keeping it for apps

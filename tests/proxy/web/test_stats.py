@@ -127,25 +127,49 @@ def test_the_ends_of_a_curve_begin_where_the_hooks_changed() -> None:
     assert rows["curve"].startswith("begins at step 3: the hooks changed. The 2 steps before")
 
 
+def rows_while_collecting(step: int, change_at: int | None = None) -> dict[str, str]:
+    """Return the status of a ledger with four steps while the server collects `step`. The hooks
+    have changed at the step `change_at`."""
+    curve: list[dict[str, Any]] = [
+        {"step": at, "policy_mean": 0.5, "returned_best": None, "groups": 40} for at in range(1, 5)
+    ]
+    if change_at is not None:
+        curve[change_at - 1]["changed"] = "the hooks changed"
+    engine = {"run_id": "r", "global_step": step}
+    stats = {"curve": curve, "run_id": "r", "other_runs": [], "engine": engine, "paused": False}
+    stats |= {"counts": {}, "untrained": {}, "ledger_dropped": 0, "ledger_error": None}
+    return dict(status_rows(stats))
+
+
 @pytest.mark.parametrize(
     ("collected", "text"),
     [
         (5, "in 4 steps"),
         (4, "in 3 steps, and the one being collected"),
-        (3, "in 2 steps, and the one being collected"),
+        (3, "in 2 steps, and 2 that are not finished"),
     ],
 )
 def test_the_number_of_steps_is_that_of_the_row_step_also_if_the_ledger_is_ahead(
     collected: int, text: str
 ) -> None:
-    curve = [
-        {"step": at, "policy_mean": 0.5, "returned_best": None, "groups": 40} for at in range(1, 5)
-    ]
-    engine = {"run_id": "r", "global_step": collected}
-    stats = {"curve": curve, "run_id": "r", "other_runs": [], "engine": engine, "paused": False}
-    stats |= {"counts": {}, "untrained": {}, "ledger_dropped": 0, "ledger_error": None}
-    rows = dict(status_rows(stats))
+    rows = rows_while_collecting(collected)
     assert rows["step"] == str(collected) and rows["policy mean"] == f"0.50 → 0.50 {text}"
+
+
+@pytest.mark.parametrize(
+    ("collected", "text"),
+    [
+        (5, "in 1 step"),
+        (4, "in 0 steps, and the one being collected"),
+        (3, "in 0 steps, and the one being collected"),
+    ],
+)
+def test_unfinished_steps_before_a_change_of_the_hooks_are_not_subtracted_from_those_after_it(
+    collected: int, text: str
+) -> None:
+    rows = rows_while_collecting(collected, change_at=4)
+    assert rows["curve"].startswith("begins at step 4: the hooks changed. The 3 steps before")
+    assert rows["policy mean"] == f"0.50 → 0.50 {text}"
 
 
 def test_the_ends_of_a_curve_are_means_of_groups_and_not_of_steps() -> None:

@@ -118,7 +118,7 @@ def test_the_demo_model_can_be_planned(tmp_path: Path) -> None:
         (YAML.replace("--max-model-len=8192", "--quantization=fp8"), "is not calculated: remove"),
         (
             YAML.replace("--max-model-len=8192", "--enable-lora"),
-            "LoRA and full updates do not go together: .* leave --engine-arg=--enable-lora out",
+            "vLLM with --enable-lora takes adapters .* leave --engine-arg=--enable-lora out",
         ),
         (
             YAML.replace("--max-model-len=8192", "--gpu-memory-utilization=9"),

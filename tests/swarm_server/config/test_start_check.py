@@ -47,7 +47,12 @@ NEEDS_EMBEDDED = "job.lockstep needs the embedded engine, .*: start the server w
         (
             {"backend": "vllm", "engine_args": ["--enable-lora"]},
             TrainJob(),
-            "LoRA and full updates do not go together: .*: set lora_rank in the job, or leave ",
+            "vLLM with --enable-lora takes adapters .*: set lora_rank in the job, or leave ",
+        ),
+        (
+            {"backend": "vllm", "engine_args": ["--enable-lora"]},
+            TrainJob(lora_rank=1000),
+            "vLLM holds adapters up to rank 512, and lora_rank is 1000: lower lora_rank, or ",
         ),
         (
             {"backend": "embedded", "model": None},

@@ -94,3 +94,15 @@ async def test_a_step_with_all_of_its_updates_trains_all_groups(
     assert [group.siblings for group in step.groups] == [[0, 1], [0, 1]]
     assert step.metrics[UPDATES_MADE] == 2 and step.metrics["tokens_trained"] == 8
     assert "2 updates" in caplog.text and "not all of its updates" not in caplog.text
+
+
+async def test_a_step_that_was_not_stopped_trains_all_groups_however_few_updates_it_makes(
+    tmp_path: Path,
+) -> None:
+    """A trainer may make one update for a whole batch, whatever `mini_batch_num` is."""
+    run = Run(tmp_path, StoppingBackend(num_updates=1, is_stopped=False), TWO_MINI_BATCHES)
+    step = await one_step(run)
+
+    assert [group.siblings for group in step.groups] == [[0, 1], [0, 1]]
+    assert step.metrics["tokens_trained"] == 8
+    assert "untrained_tokens_not_finite" not in step.metrics

@@ -55,7 +55,7 @@ def test_a_model_without_a_folder_has_an_unknown_vocabulary(tmp_path: Path) -> N
 
 async def test_samples_edits_and_logged_groups_with_other_ids_are_refused(tmp_path: Path) -> None:
     size = json.loads((DEMO_MODEL_DIR / "config.json").read_text())["vocab_size"]
-    app = create_app(ServerConfig("fake", tmp_path, model=str(DEMO_MODEL_DIR)))
+    app = create_app(ServerConfig("embedded", tmp_path, model=str(DEMO_MODEL_DIR)))
     swarm = app.state.server
     swarm.job = TrainJob(batch_size=64, loss="sft")
     async with swarm.engine_lock:

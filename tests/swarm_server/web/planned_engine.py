@@ -81,6 +81,18 @@ async def dies_before_the_stream(request: web.Request) -> web.StreamResponse:
     return await dies(request)
 
 
+def hangs_in_stream(until: asyncio.Event) -> Plan:
+    """Return a plan that sends the first event of a stream and then nothing until the test is
+    over."""
+
+    async def plan(request: web.Request) -> web.StreamResponse:
+        answer = await _streamed(request, [encode(chunks()[0])])
+        await until.wait()
+        return answer
+
+    return plan
+
+
 async def stops_in_stream(request: web.Request) -> web.StreamResponse:
     """End the stream without [DONE]."""
     return await _streamed(request, [encode(chunk) for chunk in chunks()])

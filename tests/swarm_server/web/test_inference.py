@@ -23,6 +23,7 @@ from swarm_server.web.planned_engine import (
     dies,
     dies_before_the_stream,
     dies_in_stream,
+    hangs_in_stream,
     start_server,
     stops_in_stream,
 )
@@ -243,6 +244,24 @@ async def test_a_stream_cut_after_its_first_byte_ends_with_an_error_and_is_not_c
         assert call.status == 200 and call.is_ended
         assert call.body.endswith(encode(internal_error().body) + DONE)
         assert len(engine.bodies) == 1 and end_group(state).failure_reason == "unknown_group"
+
+
+async def test_the_stream_of_an_engine_that_hangs_ends_when_the_next_engine_is_connected(
+    tmp_path: Path,
+) -> None:
+    is_over = asyncio.Event()
+    async with running(tmp_path, hangs_in_stream(is_over)) as (state, _):
+        call = AppCall(state, {"stream": True}, headers=SIBLING)
+        async with asyncio.timeout(30):
+            while not call.body:
+                await asyncio.sleep(0.01)
+        lose_engine(state)
+        async with PlannedEngine(tmp_path, name="next") as second:
+            await connect_engine(state, second)
+            await call.answered()
+        assert call.status == 200 and call.is_ended
+        assert call.body.endswith(encode(internal_error().body) + DONE)
+        is_over.set()
 
 
 async def test_a_stream_is_captured_before_its_end_is_sent(tmp_path: Path) -> None:

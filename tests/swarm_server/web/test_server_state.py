@@ -210,10 +210,24 @@ async def test_the_status_shows_the_replicas_while_they_start(tmp_path: Path) ->
         await start_engine(state)
         assert state.engine.status is EngineStatus.BOOTING
         assert await replicas() == [("replica-0", "starting"), ("replica-1", "starting")]
+        assert (await http.get("/metrics")).status_code == 503
         await wait_until_rolling(state)
         assert await replicas() == [("replica-0", "serving"), ("replica-1", "serving")]
         await state.stop_engine()
         assert await replicas() == []
+    await state.close()
+
+
+async def test_after_a_refused_start_the_status_shows_no_replicas(tmp_path: Path) -> None:
+    config = ServerConfig("fake", tmp_path, replicas=2, engine_args=["--no-such-flag"])
+    app = create_app(config)
+    state: ServerState = app.state.server
+    state.job = TrainJob()
+    await start_engine(state)
+    async with asyncio.timeout(30):
+        while state.engine.status is not EngineStatus.OFFLINE:
+            await state.engine.next_move()
+    assert state.replicas == []
     await state.close()
 
 

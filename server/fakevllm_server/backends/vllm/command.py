@@ -156,7 +156,7 @@ def max_lora_rank(spec: EngineSpec) -> int | None:
         return None
     if spec.lora_rank == 0:
         raise BackendRefused(
-            "a vLLM with --enable-lora takes adapters in place of whole weights, and nothing here "
+            "vLLM with --enable-lora takes adapters in place of whole weights, and nothing here "
             "trains adapters: set lora_rank in the job, or leave --engine-arg=--enable-lora out"
         )
     for rank in LORA_RANKS:

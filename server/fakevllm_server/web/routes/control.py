@@ -116,7 +116,7 @@ def router(state: ServerState) -> APIRouter:
             model=facts.model,
             max_model_len=facts.max_model_len,
             engine_version=facts.version,
-            replicas=[_replica(each) for each in state.fleet.figures] if state.fleet else [],
+            replicas=[_replica(each) for each in state.replicas],
             shares_calls=True,
             released=state.run.releases.state.released,
             num_releases=state.run.releases.num_records,

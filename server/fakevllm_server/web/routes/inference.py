@@ -148,10 +148,11 @@ async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send)
         await engine.relay(scope["method"], url, body, engine_headers(headers), send)
 
     if path == _METRICS_PATH and state.fleet is not None:
+        state.attached_engine()  # refuses the request before the first start has ended
         # Only a fleet needs prometheus_client, which takes long to import.
         from fakevllm_server.fleet.metrics import PAGE_HEADERS, fleet_page
 
-        page = fleet_page(state.fleet.figures, await state.fleet.metrics_pages())
+        page = fleet_page(state.replicas, await state.fleet.metrics_pages())
         return await send_bytes(send, 200, page, PAGE_HEADERS)
     if path in NEVER_WAIT:
         return await attempt(await state.serving_replica())

@@ -16,6 +16,8 @@ log = logging.getLogger("fakevllm.web.startup")
 
 
 def dataset_rows(dataset: DatasetSection) -> list[Task]:
+    """Return the rows of the training dataset; [] without a dataset. Raise ConfigError if its file
+    cannot be read."""
     return read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
 
 
