@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from contract.trainers import ray_workers
@@ -24,7 +25,7 @@ RAY = Path(sys.executable).with_name("ray")
 
 
 class RayNodes:
-    """The nodes, by their number. The node 1 is the head."""
+    """The running nodes, by their number. The node 1 is the head."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,9 +39,10 @@ class RayNodes:
         return f"127.0.0.1:{self._port}"
 
     def add(self, environ: dict[str, str] | None = None) -> int:
-        """Start a node, wait until Ray is ready on it, and return its number. `environ` has further
-        environment variables of the node."""
-        number = len(self._nodes) + 1
+        """Start a node, wait until Ray is ready on it, and return its number. This is the lowest
+        number that no running node has, so a killed node comes back at its old address. `environ`
+        has further environment variables of the node."""
+        number = next(number for number in count(1) if number not in self._nodes)
         command = [str(RAY), "start", "--block", f"--node-ip-address=127.0.0.{number}"]
         command += ["--num-gpus=1", "--num-cpus=8", f"--object-store-memory={OBJECT_STORE_BYTES}"]
         if number == 1:
@@ -76,13 +78,13 @@ class RayNodes:
 
     def kill(self, number: int) -> None:
         """Kill all processes of a node, as a power cut does."""
-        node = self._nodes[number]
+        node = self._nodes.pop(number)
         for process in live_processes(SESSION, node.pid):
             os.kill(process, signal.SIGKILL)
         node.wait()
 
     def close(self) -> None:
-        for number, node in reversed(self._nodes.items()):
+        for number, node in sorted(self._nodes.items(), reverse=True):
             if node.returncode is None:
                 self.kill(number)
 

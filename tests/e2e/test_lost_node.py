@@ -48,10 +48,16 @@ LOST = (
     r"the verl trainer did not answer step: it exited with code 70: a Ray worker of the verl "
     r"trainer has died \([12] of 2, on Ray node 127\.0\.0\.2\): .+"
 )
-FEWER = "trains with 1 of 2 workers, because there is no answer from Ray node 127.0.0.2; "
+CAUSE = "Ray node 127.0.0.2 is dead or does not answer"
+FEWER = (
+    "trains with 1 of 2 workers, because no more fit on the GPUs of the Ray cluster "
+    f"({CAUSE}); more are used "
+)
 TOO_FEW = (
-    "training is off, serving goes on: the verl trainer exited with code 2: no answer from Ray "
-    "node 127.0.0.2: start Ray there again, or lower cluster.min_training_gpus"
+    "training is off, serving goes on: the verl trainer exited with code 2: 2 workers do not fit: "
+)
+TOO_FEW_CAUSE = (
+    f"; the cause may be that {CAUSE}: start Ray there again, or lower cluster.min_training_gpus, "
 )
 REMEDY = "Fix the cause, then stop the server and the proxy, and start both again"
 
@@ -193,7 +199,8 @@ def test_training_stops_with_one_line_when_too_few_workers_are_left_until_the_no
         status = run.status
         assert (status.engine_status, status.closed) == ("ENGINE.ROLLING", "training_refused")
         line = status.engine_status_detail or ""
-        assert line.startswith(TOO_FEW) and line.endswith(REMEDY) and "\n" not in line
+        assert line.startswith(TOO_FEW) and TOO_FEW_CAUSE in line
+        assert line.endswith(REMEDY) and "\n" not in line
         loss, refusal = run.errors
         assert re.search(f"{LOST}; starting it again in 1 s$", loss)
         assert refusal.endswith(line)
@@ -202,7 +209,7 @@ def test_training_stops_with_one_line_when_too_few_workers_are_left_until_the_no
     last_step = run.last_step
     for process in (run.proxy, run.server):
         process.stop()
-    nodes.add()
+    assert nodes.add() == 2, "another node than the lost one"
     run.server.start()
     run.server.wait_until_healthy()
     run.proxy.start()

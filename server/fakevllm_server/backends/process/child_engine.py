@@ -63,7 +63,9 @@ time."""
 HUNG_GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL for a hung engine, which rarely reacts to SIGTERM."""
 EXIT_WAIT_S = 2.0
-"""Seconds after a broken connection in which an engine that is about to exit does so."""
+"""Maximum seconds to wait for the exit code of an engine that has broken its connection. The
+connections of a process close some time before the process has exited."""
+BROKEN_CONNECTION = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
 URL = "http://engine"
 JSON_HEADERS = {"Content-Type": "application/json"}
 
@@ -263,10 +265,9 @@ class ChildEngine:
             ) as response:
                 raw = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            name = self._process.name
-            message = await self._process.exit_message(EXIT_WAIT_S)
-            cause = _cause(error) if message is None else f"it{message.removeprefix(name)}"
-            raise BackendError(f"{name} did not answer {action}: {cause}") from error
+            raise BackendError(
+                f"{self._process.name} did not answer {action}: {await self._cause(error)}"
+            ) from error
         try:
             reply: Json = orjson.loads(raw)
         except ValueError as error:
@@ -281,11 +282,20 @@ class ChildEngine:
             raise ActionFailed(f"{action}: {reply.get('error')}")
         return reply
 
+    async def _cause(self, error: Exception) -> str:
+        """Return why a request got no answer: how the engine exited, or the network error. Only a
+        broken connection is a sign of an exit. A connection that times out is not broken."""
+        if isinstance(error, BROKEN_CONNECTION) and not isinstance(error, TimeoutError):
+            message = await self._process.exit_message(EXIT_WAIT_S)
+            if message is not None:
+                return f"it{message.removeprefix(self._process.name)}"
+        return _error_text(error)
 
-def _cause(error: Exception) -> str:
+
+def _error_text(error: Exception) -> str:
     """Return the text of a network error, without the connection's settings that aiohttp adds.
 
-    >>> _cause(ConnectionRefusedError(111, "Connection refused")), _cause(TimeoutError())
+    >>> _error_text(ConnectionRefusedError(111, "Connection refused")), _error_text(TimeoutError())
     ('Connection refused', 'TimeoutError')
     """
     text = error.strerror if isinstance(error, OSError) else str(error)

@@ -52,6 +52,9 @@ class ChildProcess:
     def __init__(self, name: str, log_file: Path) -> None:
         self.name = name
         self.log_file = log_file
+        self.log_start = 0
+        """Size of the log when the newest process was started. Before this position are the lines
+        of earlier processes."""
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -67,6 +70,7 @@ class ChildProcess:
         await self.close()
         try:
             with self.log_file.open("ab") as log:
+                self.log_start = log.tell()
                 self._process = await asyncio.create_subprocess_exec(
                     *command,
                     stdin=asyncio.subprocess.PIPE,
@@ -106,15 +110,15 @@ class ChildProcess:
         """Wait until the process has exited. Return a message with the process's exit code. If the
         cause is known, the message names it."""
         assert self._process is not None, "start first"
+        log_start = self.log_start
         code = await self._process.wait()
         message = f"{self.name} exited with code {code}"
         if code in KILLED:
             message += " (killed: out of memory?)"
-        if code == REFUSED_EXIT_CODE:
-            return f"{message}: {_last_line(self.log_file)}"
         # Without any other line of the log: apps see this message, and the line may be of a
         # traceback.
-        reason = _last_line(self.log_file, f"{self.name} {ENDS}")
+        start = "" if code == REFUSED_EXIT_CODE else f"{self.name} {ENDS}"
+        reason = _last_line(self.log_file, log_start, start)
         return f"{message}: {reason}" if reason else f"{message}; see {self.log_file}"
 
     async def exit_message(self, within_s: float) -> str | None:
@@ -151,13 +155,13 @@ class ChildProcess:
         await process.wait()
 
 
-def _last_line(log_file: Path, start: str = "") -> str:
+def _last_line(log_file: Path, log_start: int, start: str = "") -> str:
     """Return the last line of the log that is not empty and that begins with `start`, without this
-    beginning. Return "" if there is none. If an engine refuses to start, the last line contains the
-    reason."""
+    beginning. Only the lines after the position `log_start` count. Return "" if there is none. If
+    an engine refuses to start, the last line contains the reason."""
     try:
         with log_file.open("rb") as log:
-            log.seek(max(0, log_file.stat().st_size - TAIL_BYTES))
+            log.seek(max(log_start, log_file.stat().st_size - TAIL_BYTES))
             lines = log.read().decode(errors="replace").split("\n")
     except OSError:
         return ""

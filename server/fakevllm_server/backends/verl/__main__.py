@@ -68,7 +68,7 @@ def _serve(options: argparse.Namespace) -> None:
         num_gpus = cluster.num_gpus_per_node()
         if options.max_local_gpus is not None:
             _check_local_gpus(cluster.num_local_gpus(), options.max_local_gpus)
-        workers_per_node = place(num_gpus, cluster.lost_nodes, options)
+        workers_per_node = place_or_name_lost_nodes(num_gpus, cluster.lost_nodes, options)
         config = worker_config(
             model,
             is_cpu=is_cpu,
@@ -117,9 +117,11 @@ def _check_local_gpus(num_gpus: int, max_gpus: int) -> None:
         )
 
 
-def place(num_gpus: list[int], lost: list[str], options: argparse.Namespace) -> list[int]:
+def place_or_name_lost_nodes(
+    num_gpus: list[int], lost: list[str], options: argparse.Namespace
+) -> list[int]:
     """Return the number of workers on each node. If there are too few GPUs, raise BackendRefused.
-    The message names the lost nodes, whose addresses are `lost`."""
+    The message names the lost nodes, whose addresses are `lost`, as a possible cause."""
     from fakevllm_server.backends.verl.worker_placement import place_workers
 
     try:
@@ -128,14 +130,15 @@ def place(num_gpus: list[int], lost: list[str], options: argparse.Namespace) -> 
         if not lost:
             raise
         raise BackendRefused(
-            f"no answer from {_name(lost)}: start Ray there again, or lower "
-            "cluster.min_training_gpus, which is training_gpus by default; with the GPUs that are "
-            f"left, {refused}"
+            f"{refused}; the cause may be that {_lost_text(lost)}: start Ray there again, or lower "
+            "cluster.min_training_gpus, which is training_gpus by default"
         ) from None
 
 
-def _name(nodes: list[str]) -> str:
-    return f"Ray node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"
+def _lost_text(nodes: list[str]) -> str:
+    if len(nodes) == 1:
+        return f"Ray node {nodes[0]} is dead or does not answer"
+    return f"Ray nodes {', '.join(nodes)} are dead or do not answer"
 
 
 def start_note(workers_per_node: list[int], num_workers: int | None, lost: list[str]) -> str | None:
@@ -144,10 +147,10 @@ def start_note(workers_per_node: list[int], num_workers: int | None, lost: list[
     num_started = sum(workers_per_node)
     if num_workers is None or num_started == num_workers:
         return None
-    cause = f"there is no answer from {_name(lost)}" if lost else "the Ray cluster has no more GPUs"
+    cause = f" ({_lost_text(lost)})" if lost else ""
     return (
-        f"trains with {num_started} of {num_workers} workers, because {cause}; more are used when "
-        "the trainer starts again"
+        f"trains with {num_started} of {num_workers} workers, because no more fit on the GPUs of "
+        f"the Ray cluster{cause}; more are used when the trainer starts again"
     )
 
 

@@ -53,7 +53,7 @@ class Cluster:
         worker. Raises BackendRefused if the cluster at `address` cannot be joined.
         """
         self.lost_nodes: list[str] = []
-        """Addresses of the nodes of this cluster that did not answer when the GPUs were counted."""
+        """Addresses of the nodes that were dead or did not answer when the GPUs were counted."""
         self._folder: Path | None = None
         self._cleanup_process: subprocess.Popen[bytes] | None = None
         settings: dict[str, Any] = {

@@ -28,9 +28,10 @@ from fakevllm_server.backends.verl.worker_placement import first_worker
 from fakevllm_server.types.backend import BackendError, PolicyName
 from fakevllm_server.types.weight_transfer import TransferTarget
 
-DEATH_NOTICE_TIMEOUT_S = 5.0
+DEATH_NOTICE_TIMEOUT_S = 20.0
 """Maximum seconds from a failed call on one worker until Ray notices that another worker is dead. A
-connection to a dead worker breaks at once."""
+connection to a killed process breaks at once. If a machine is lost, Ray takes about 15 seconds to
+notice it."""
 
 
 class WorkersLost(Exception):
@@ -200,8 +201,8 @@ class WorkerGroup:
         """Raise the error for a call that failed on the ranks in `failures`, and that runs on those
         in `waiting`. `futures` has all ranks.
 
-        A rank whose peer died often fails before Ray notices the death. Therefore wait a moment for
-        news about the other ranks, and report a death rather than its consequences.
+        A rank whose peer died often fails before Ray notices the death. Therefore wait for news
+        about the other ranks, and report a death rather than its consequences.
         """
         is_failed_call = all(isinstance(error, RayTaskError) for error in failures.values())
         if waiting and is_failed_call:
@@ -213,7 +214,7 @@ class WorkerGroup:
             if not isinstance(error, RayTaskError):
                 raise WorkersLost(
                     f"a Ray worker of the verl trainer has died "
-                    f"({self._place(futures.index(future))}): {_describe(error)}"
+                    f"({self._worker_text(futures.index(future))}): {_describe(error)}"
                 ) from error
         error = next(iter(failures.values()))
         if self.num_workers > 1:
@@ -222,7 +223,7 @@ class WorkerGroup:
             ) from error
         raise BackendError(_describe(error)) from error
 
-    def _place(self, rank: int) -> str:
+    def _worker_text(self, rank: int) -> str:
         """Return the number of a worker as text and, with several nodes, its node."""
         number = f"{rank + 1} of {self.num_workers}"
         return f"{number}, on Ray node {self._nodes[rank]}" if self._nodes else number

@@ -49,7 +49,8 @@ def lost_nodes(nodes: Sequence[Mapping[str, Any]], answering: Collection[str]) -
     """Return the addresses of the nodes that are dead, or that have GPUs and do not answer. `nodes`
     are the rows of `ray.nodes()`, and `answering` has the IDs of the nodes that answer.
 
-    A node that was started again has a new ID and its old address. It is not lost.
+    A node that was started again has a new ID and its old address. It is not lost. Ray also lists
+    nodes as dead that were removed on purpose, and dead nodes that had no GPUs.
     """
     lost: set[str] = set()
     present: set[str] = set()

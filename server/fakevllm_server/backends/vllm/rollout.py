@@ -312,13 +312,12 @@ class VllmRollout:
             ),
         )
         self._client = ControlClient(CHILD_URL, self._socket, {})
-        log_start = _size(spec.log_file)
         try:
             await self._process.wait_until_ready(self.health, VLLM_BOOT_TIMEOUT_S)
         except BackendRefused:
             raise
         except BackendError as failure:
-            cause = explain_startup_error(_read_from(spec.log_file, log_start))
+            cause = explain_startup_error(_read_from(spec.log_file, self._process.log_start))
             raise failure if cause is None else BackendError(f"{failure}: {cause}") from None
         return await self._probe(self._client, CHILD_URL, {})
 
@@ -503,10 +502,6 @@ async def _is_any_paused(client: ControlClient) -> bool:
     """Return True if one of several answers says that the engine is paused. All are requested, so
     that a load balancer goes on in turn."""
     return any([await client.is_paused() for _ in range(NUM_RESUME_REQUESTS)])
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
 
 
 def _read_from(file: Path, position: int) -> str:

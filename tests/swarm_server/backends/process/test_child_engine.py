@@ -149,6 +149,23 @@ async def test_an_engine_that_hangs_is_stopped_and_its_running_action_fails(
     assert await backend.health()
 
 
+async def test_an_action_that_times_out_fails_without_a_wait_for_an_exit(
+    suspended: tuple[ChildEngine, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, socket = suspended
+    monkeypatch.setattr(child_engine, "EXIT_WAIT_S", 600.0)
+    assert backend._http is not None
+    await backend._http.close()
+    backend._http = aiohttp.ClientSession(
+        child_engine.URL,
+        connector=aiohttp.UnixConnector(str(socket)),
+        timeout=aiohttp.ClientTimeout(total=0.05),
+    )
+    async with asyncio.timeout(20):
+        with pytest.raises(BackendError, match=r"did not answer save: .*Timeout"):
+            await backend.save(tmp_path / "saved")
+
+
 async def test_an_engine_that_hangs_is_stopped_also_if_the_watch_is_cancelled(
     suspended: tuple[ChildEngine, Path], tmp_path: Path
 ) -> None:

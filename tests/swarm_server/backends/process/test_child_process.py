@@ -70,3 +70,22 @@ async def test_the_line_with_which_an_engine_says_why_it_exits_is_in_the_message
     message = "the engine exited with code 70: a worker is lost"
     assert await process.exit_message(within_s=20.0) == message
     await process.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "exited"),
+    [
+        ("os.kill(os.getpid(), 9)", "exited with code -9 (killed: out of memory?)"),
+        ("exit(2)", "exited with code 2"),
+    ],
+)
+async def test_the_line_of_an_earlier_process_is_not_the_reason_of_a_later_exit(
+    tmp_path: Path, end: str, exited: str
+) -> None:
+    process = ChildProcess("the engine", tmp_path / "log")
+    first = "print('the engine ends: a worker is lost'); exit(70)"
+    await process.start([sys.executable, "-c", first], os.environ)
+    assert await process.lost() == "the engine exited with code 70: a worker is lost"
+    await process.start([sys.executable, "-c", f"import os; {end}"], os.environ)
+    assert await process.lost() == f"the engine {exited}; see {process.log_file}"
+    await process.close()
