@@ -62,6 +62,8 @@ class TorchTrainer(StandaloneTrainer):
 class TorchBackend:
     """A backend that trains but does not sample."""
 
+    rollout = None
+
     def __init__(self, model: Path) -> None:
         self.trainer = TorchTrainer(model)
         self._is_new = True

@@ -107,5 +107,5 @@ def test_the_fake_engine_refuses_a_demonstration_loss_with_one_line(
     hooks = write_hooks(tmp_path / "hooks", PREFER_LONG)
     server = processes.server("--backend", "fake")
     flags = ("--config", str(tmp_path / "fakevllm.toml"), "--hooks", str(hooks))
-    processes.proxy(server, *flags, wait=False)
-    wait_until(lambda: "has no loss sft" in server.log, 30.0, "the refusal")
+    proxy = processes.proxy(server, *flags, wait=False)
+    wait_until(lambda: "The fake engine has no loss sft: use" in proxy.log, 30.0, "the refusal")

@@ -66,8 +66,11 @@ def test_each_query_names_metrics_and_labels_of_a_running_proxy(
     talk = Talk(proxy)
 
     def all_are_known() -> bool:
+        # Some series exist only while a candidate is evaluated, which takes two seconds.
         talk.ask()
+        seen.read()
         chat(proxy, f"[[say a tie]] {talk.number}")
+        seen.read()
         chat(proxy, f"[[say <tool_call>]] {talk.number}", tools=TOOLS)  # a broken tool call
         seen.read()
         return seen.problems() == {}
